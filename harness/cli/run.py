@@ -113,10 +113,26 @@ def resume_command(args: argparse.Namespace) -> int:
     if hosts.is_one(directory):
         return carry_out_hosts(directory, args.json)
     plan = read_plan(directory / "plan.json")
+    check_model(plan)
     if line := take_extra(plan, directory):
         say(line)
     prepare(plan)
     return carry_out(plan, directory, args.json)
+
+
+def check_model(plan: Plan) -> None:
+    """Are a simulated plan's models those that the lab has? Results say which it is. Raises ConfigError."""
+    if not plan.model:
+        return
+    from userblk.lab.models import model_names  # which only a checkout has
+
+    with lab_errors():
+        present = model_names()
+    if plan.model != present:
+        raise ConfigError(
+            f"campaign={plan.campaign}: was simulated by {plan.model}; the lab has {present}; run it again, or use a"
+            " checkout that has those models"
+        )
 
 
 def prepare(plan: Plan) -> None:

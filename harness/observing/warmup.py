@@ -143,7 +143,8 @@ def find(series: Sequence[Interval], fixed: bool = False) -> WarmUp:
         steady = False if beyond else None
         chance = "" if beyond else ", which may be chance: it is too noisy to tell"
         reason = f"throughput of its fifths differs by {between:.0f} % of the mean{chance}"
-    if abs(percent) > DRIFT_LIMIT:
+    # What is unsteady beyond chance stays so, whether the drift may be chance or not.
+    if abs(percent) > DRIFT_LIMIT and (real or steady is not False):
         steady = False if real else None
         chance = "" if real else ", which may be chance: it is too noisy to tell"
         lasts = "it is still warming up after half of the time: " if late and real else ""

@@ -208,6 +208,14 @@ def test_devices_must_be_block_devices(tmp_path: Path) -> None:
             host_devices({"sata": path}, "4096")
 
 
+def test_models_of_a_resumed_campaign_are_those_of_its_runs(tmp_path: Path) -> None:
+    """What is measured by another model would stand below the name of the old one."""
+    directory = create(small_plan(model="cpu-1 sata-1 nvme-1"), tmp_path, [])
+    result = userblk("resume", str(directory))
+    assert result.returncode == 2
+    assert "was simulated by cpu-1 sata-1 nvme-1; the lab has cpu-" in result.stderr
+
+
 def test_runner_in_the_lab_gets_disks_that_hold_the_area(tmp_path: Path) -> None:
     argv = runner_argv(small_plan(), tmp_path / "made-up")
     assert argv[argv.index("--disk-size") + 1] == "4G"

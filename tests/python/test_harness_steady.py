@@ -49,6 +49,14 @@ def test_a_constant_series_loses_nothing() -> None:
     assert (found.rule, found.cut_s, found.steady, found.drift_percent) == ("MSER-5", 0, True, 0)
 
 
+def test_what_is_unsteady_beyond_chance_stays_so() -> None:
+    """Fifths that differ, beside a drift that may be chance."""
+    rates = [mean + 0.5 * (-1) ** n for mean in (80, 125, 80, 125, 100) for n in range(50)]
+    assert excursion(rates)[1] and abs(drift(rates)[0]) > 10
+    found = find(series(rates), fixed=True)
+    assert found.steady is False and "fifths" in found.reason
+
+
 def test_a_step_is_cut_where_it_ends() -> None:
     rates = [3000.0] * 20 + noise(80, 1)
     found = find(series(rates))
@@ -81,7 +89,7 @@ def test_pure_noise_is_seldom_called_unsteady() -> None:
     """Also in the short series of profile quick, and when it is strong."""
     for count, deviation in ((20, 50.0), (20, 300.0), (174, 300.0)):
         found = [find(series(noise(count, seed, deviation=deviation))) for seed in range(300)]
-        assert sum(one.steady is False for one in found) <= 0.09 * 300
+        assert sum(one.steady is False for one in found) <= 0.1 * 300  # two tests at 5 %
         assert all(one.cut_s <= count * 0.5 / 2 for one in found)
 
 
