@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from . import CACHE, CHECKOUT, LabError
@@ -16,10 +16,15 @@ from .rootfs import Tree, digest, locked, make_ext4
 
 # What of the checkout runs in a guest, beside build/RELEASE.
 PARTS = ("Makefile", "bin", "python", "harness", "analysis", "configs", "lab")
-LEFT_OUT = ("__pycache__", "meson-info", "meson-logs", "meson-private")
+# Not in an image: of the checkout, what Python writes beside its files; of a build, what is no program of it.
+CACHES_LEFT_OUT = ("__pycache__",)
 SUFFIXES_LEFT_OUT = (".o", ".d", ".ninja", ".p")
 # What a build writes about itself, with times in it.
 RECORDS_LEFT_OUT = (
+    *CACHES_LEFT_OUT,
+    "meson-info",
+    "meson-logs",
+    "meson-private",
     ".ninja_deps",
     ".ninja_log",
     "build.log",
@@ -33,31 +38,40 @@ SPARE = 16 << 20  # bytes of an image for what is not contents of files
 WRITTEN = 1  # seconds since 1970: when all files of an image were written, as far as a guest can see
 
 
-def files_below(top: Path) -> Iterator[Path]:
+def in_checkout(name: str) -> bool:
+    return name not in CACHES_LEFT_OUT
+
+
+def in_build(name: str) -> bool:
+    return name not in RECORDS_LEFT_OUT and not name.endswith(SUFFIXES_LEFT_OUT)
+
+
+def files_below(top: Path, belongs: Callable[[str], bool] | None = None) -> Iterator[Path]:
     """
-    All that belongs into an image: files and symbolic links, in the same order each time. Devices and the like, which
-    the root of a system has, cannot be copied: to read one may never end.
+    Files and symbolic links, those whose names and directories' names belong to it, in the same order each time.
+    Without belongs, all of them and the empty directories. Devices and the like, which the root of a system has,
+    cannot be copied: to read one may never end.
     """
     if not top.is_dir():
         yield top
         return
     for directory, names, files in os.walk(top):
-        names[:] = sorted(name for name in names if name not in LEFT_OUT and not name.endswith(SUFFIXES_LEFT_OUT))
+        if belongs is None and not names and not files:
+            yield Path(directory)
+        names[:] = sorted(name for name in names if belongs is None or belongs(name))
         links = [name for name in names if (Path(directory) / name).is_symlink()]
         for name in sorted([*files, *links]):
             path = Path(directory) / name
-            if name in RECORDS_LEFT_OUT or name.endswith(SUFFIXES_LEFT_OUT):
-                continue
-            if path.is_symlink() or path.is_file():
+            if (belongs is None or belongs(name)) and (path.is_symlink() or path.is_file()):
                 yield path
 
 
-def make_image(image: Path, top: Path, parts: list[Path]) -> None:
+def make_image(image: Path, top: Path, found: Iterable[Path]) -> None:
     """
-    An image of parts of a directory, unless it is there and current. The same files give the same image to the byte:
-    a guest's page faults depend on where a file is in it. Raises LabError.
+    An image of what was found below a directory, unless it is there and current. The same files give the same image to
+    the byte: a guest's page faults depend on where a file is in it. Raises LabError.
     """
-    paths = [path for part in parts for path in files_below(part)]
+    paths = list(found)
     looks = [(str(path), *_look(path)) for path in paths]
     key = hashlib.sha256(repr([str(top), looks]).encode()).hexdigest()
     made = image.with_suffix(".made")
@@ -72,7 +86,10 @@ def make_image(image: Path, top: Path, parts: list[Path]) -> None:
             for path in paths:
                 target = stage / path.relative_to(top)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(path, target, follow_symlinks=False)
+                if path.is_dir() and not path.is_symlink():
+                    target.mkdir(exist_ok=True)
+                else:
+                    shutil.copy2(path, target, follow_symlinks=False)
             new.unlink(missing_ok=True)
             make_ext4(stage, new, (sum(size for _, size, _ in looks) * 5 // 4 + SPARE) >> 20, WRITTEN)
             new.replace(image)  # a guest that has mapped the old one keeps it
@@ -93,8 +110,8 @@ def checkout_image(tree: Tree) -> Path:
     """The image of those parts of this checkout that run in the tree's guest. Raises LabError."""
     image = CACHE / f"checkout-{tree.variant.release}.ext4"
     build = CHECKOUT / "build" / tree.variant.release
-    parts = [CHECKOUT / name for name in PARTS] + ([build] if build.is_dir() else [])
-    make_image(image, CHECKOUT, parts)
+    found = [path for name in PARTS for path in files_below(CHECKOUT / name, in_checkout)]
+    make_image(image, CHECKOUT, found + (list(files_below(build, in_build)) if build.is_dir() else []))
     return image
 
 
@@ -116,5 +133,5 @@ def guest_identity(tree: Tree, extra: str | None = None) -> dict[str, str]:
 def directory_image(tree: Tree, directory: Path, name: str) -> Path:
     """The image of a whole directory. Raises LabError."""
     image = CACHE / f"{name}-{tree.variant.release}.ext4"
-    make_image(image, directory, [directory])
+    make_image(image, directory, files_below(directory))
     return image

@@ -135,43 +135,80 @@ def test_a_block_does_not_know_the_campaign(tmp_path: Path) -> None:
     assert files[0].read_text() == files[1].read_text()
 
 
+def write_files(top: Path, names: list[str]) -> None:
+    for name in names:
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"what is in {path.name}")
+
+
+def names_in(image: Path) -> set[str]:
+    """What there is in an image: paths of files and directories."""
+    found, left = set(), [""]
+    while left:
+        above = left.pop()
+        argv = ["/usr/sbin/debugfs", "-R", f"ls -p {above or '/'}", str(image)]
+        listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        for _, _, mode, _, _, name, *_ in (line.split("/") for line in listed.splitlines() if line.startswith("/")):
+            if name not in (".", "..", "lost+found"):
+                found.add(f"{above}/{name}")
+                left += [f"{above}/{name}"] if mode.startswith("04") else []
+    return found
+
+
 def test_an_image_holds_what_there_is_and_is_made_anew_when_that_changes(tmp_path: Path) -> None:
     top, image = tmp_path / "top", tmp_path / "image.ext4"
-    (top / "a/__pycache__").mkdir(parents=True)
-    (top / "a/__pycache__/left-out").touch()
+    (top / "a").mkdir(parents=True)
     (top / "a/file").write_text("one")
     (top / "link").symlink_to("a/file")
     (top / "b").mkdir()
-    (top / "b/object.o").touch()
     os.mkfifo(top / "b/pipe")  # which nobody writes to
 
     def content(path: str) -> str:
         argv = ["/usr/sbin/debugfs", "-R", f"cat {path}", str(image)]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
-    def names(path: str) -> set[str]:
-        argv = ["/usr/sbin/debugfs", "-R", f"ls -p {path}", str(image)]
-        listed = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        return {line.split("/")[5] for line in listed.splitlines() if line.startswith("/")} - {".", ".."}
-
-    images.make_image(image, top, [top])
-    assert names("/") == {"a", "link", "lost+found"} and names("/a") == {"file"} and content("/a/file") == "one"
+    images.make_image(image, top, images.files_below(top))
+    assert names_in(image) == {"/a", "/a/file", "/link"} and content("/a/file") == "one"
     number = image.stat().st_ino
-    images.make_image(image, top, [top])
+    images.make_image(image, top, images.files_below(top))
     assert image.stat().st_ino == number  # nothing has changed
     (top / "a/file").write_text("another")
-    images.make_image(image, top, [top])
+    images.make_image(image, top, images.files_below(top))
     assert content("/a/file") == "another"
     with pytest.raises(LabError, match="cannot be made"):
-        images.make_image(top / "a/file/image.ext4", top, [top])
+        images.make_image(top / "a/file/image.ext4", top, images.files_below(top))
     assert not (tmp_path / "image.stage").exists()
 
 
-def write_files(top: Path, names: list[str]) -> None:
-    for name in names:
-        path = top / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"what is in {path.name}")
+# What a build has beside its programs; of a user's own, each may be a part of it.
+OF_A_BUILD = ["x.p/program.c.o", "program.d", "state", "lock", "build.log", "left-out", "meson-logs/x", "init.d/x"]
+
+
+@pytest.fixture
+def no_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> rootfs.Tree:
+    """Images are made below tmp_path, of a checkout there."""
+    monkeypatch.setattr(images, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(images, "CHECKOUT", tmp_path / "checkout")
+    return rootfs.Tree(Variant(), "6.12", tmp_path, tmp_path / "root.ext4", tmp_path / "vmlinux", tmp_path / "initrd")
+
+
+def test_a_directory_of_ones_own_comes_whole(no_guest: rootfs.Tree, tmp_path: Path) -> None:
+    extra = tmp_path / "extra"
+    write_files(extra, [*OF_A_BUILD, "module/__pycache__/x.pyc"])
+    (extra / "empty/below").mkdir(parents=True)
+    there = {f"/{path.relative_to(extra)}" for path in extra.rglob("*")}
+    assert names_in(images.directory_image(no_guest, extra, "extra")) == there
+
+
+def test_a_build_comes_without_what_it_writes_about_itself(no_guest: rootfs.Tree, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    parts = set(images.PARTS) - {"Makefile", "lab"}
+    wanted = ["Makefile", *(f"{part}/x" for part in parts), "lab/init.d/init", "build/trixie/plugins/null.so"]
+    write_files(checkout, [*wanted, "python/__pycache__/x.pyc", *(f"build/trixie/{name}" for name in OF_A_BUILD)])
+    made = names_in(images.checkout_image(no_guest))
+    assert made == {f"/{path}" for name in wanted for path in (name, *Path(name).parents)} - {"/."}
 
 
 def test_a_guest_is_known_by_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +220,7 @@ def test_a_guest_is_known_by_its_images(tmp_path: Path, monkeypatch: pytest.Monk
 
     def checkout_image(_: rootfs.Tree) -> Path:
         (tmp_path / "top").mkdir(exist_ok=True)
-        images.make_image(image, tmp_path / "top", [tmp_path / "top"])
+        images.make_image(image, tmp_path / "top", images.files_below(tmp_path / "top"))
         return image
 
     monkeypatch.setattr(images, "checkout_image", checkout_image)
@@ -208,7 +245,7 @@ def test_the_same_checkout_gives_the_same_image_to_the_byte(tmp_path: Path) -> N
     for number, path in enumerate(sorted(second.rglob("*"))):
         os.utime(path, (10_000 + number, 20_000 + number))
     for top in (first, second):
-        images.make_image(tmp_path / f"{top.name}.ext4", top, [top])
+        images.make_image(tmp_path / f"{top.name}.ext4", top, images.files_below(top, images.in_build))
     assert filecmp.cmp(tmp_path / "first.ext4", tmp_path / "second.ext4", shallow=False)
 
 
