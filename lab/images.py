@@ -91,7 +91,7 @@ def make_image(image: Path, top: Path, found: Iterable[Path]) -> None:
                 else:
                     shutil.copy2(path, target, follow_symlinks=False)
             new.unlink(missing_ok=True)
-            make_ext4(stage, new, (sum(size for _, size, _ in looks) * 5 // 4 + SPARE) >> 20, WRITTEN)
+            make_ext4(stage, new, (sum(size for _, size, *_ in looks) * 5 // 4 + SPARE) >> 20, WRITTEN)
             new.replace(image)  # a guest that has mapped the old one keeps it
             made.write_text(f"{key} {digest(image)}\n")
         except (OSError, subprocess.CalledProcessError) as error:
@@ -100,10 +100,10 @@ def make_image(image: Path, top: Path, found: Iterable[Path]) -> None:
             shutil.rmtree(stage, ignore_errors=True)
 
 
-def _look(path: Path) -> tuple[int, int]:
-    """What differs when a file has changed: its size in bytes and when it was written."""
+def _look(path: Path) -> tuple[int, int, int]:
+    """What differs when a file has changed: its size in bytes, when it was written, and who may run it."""
     found = path.lstat()
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns, found.st_mode
 
 
 def checkout_image(tree: Tree) -> Path:

@@ -164,9 +164,12 @@ def test_an_image_holds_what_there_is_and_is_made_anew_when_that_changes(tmp_pat
     (top / "b").mkdir()
     os.mkfifo(top / "b/pipe")  # which nobody writes to
 
-    def content(path: str) -> str:
-        argv = ["/usr/sbin/debugfs", "-R", f"cat {path}", str(image)]
+    def debugfs(request: str) -> str:
+        argv = ["/usr/sbin/debugfs", "-R", request, str(image)]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    def content(path: str) -> str:
+        return debugfs(f"cat {path}")
 
     images.make_image(image, top, images.files_below(top))
     assert names_in(image) == {"/a", "/a/file", "/link"} and content("/a/file") == "one"
@@ -176,6 +179,9 @@ def test_an_image_holds_what_there_is_and_is_made_anew_when_that_changes(tmp_pat
     (top / "a/file").write_text("another")
     images.make_image(image, top, images.files_below(top))
     assert content("/a/file") == "another"
+    (top / "a/file").chmod(0o755)
+    images.make_image(image, top, images.files_below(top))
+    assert "Mode:  0755" in debugfs("stat /a/file")
     with pytest.raises(LabError, match="cannot be made"):
         images.make_image(top / "a/file/image.ext4", top, images.files_below(top))
     assert not (tmp_path / "image.stage").exists()
