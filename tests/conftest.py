@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-# How the reasons of skips begin that stay skips: what the running kernel, the libfuse of the
-# release, or a sanitizer lacks, and what a guest's old release is too old for. Anything else was to
-# be installed.
-UNMENDABLE = ("kernel: ", "libfuse: ", "release: ", "sanitizer: ")
+from skips import UNMENDABLE
 
 os.environ.setdefault("USERBLK_BESIDE", "1")
 

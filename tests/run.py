@@ -8,7 +8,8 @@ Runs make targets in two streams, and tells at the end what failed and what was 
 Those of --alone run first, with nothing else beside them. Then the TARGETs run one after the other; beside them those
 of --beside, in their order, of which the stream that ends first takes the next. What each printed stays in
 build/test/TARGET.log; build/test/runs.json has the commit, the seconds and the exit status of each. With --resume those
-that passed at this commit, with this tree, are not run again. Exit status: 0, or 1 if one failed.
+that passed at this commit, with this tree, are not run again, unless they skipped what an installation or a variable
+would let run. Exit status: 0, or 1 if one failed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from pathlib import Path
 from typing import Any
 
 TOP = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TOP / "tests/support"))
+
+from skips import mendable  # noqa: E402
+
 LOGS = TOP / "build/test"
 RUNS = LOGS / "runs.json"
 FAILURE = re.compile(r"^(FAILED|ERROR|E  )|^\[  FAILED|Sanitizer|: error:|\*\*\* ")
@@ -50,7 +55,10 @@ class Runs:
 
     def passed(self, target: str) -> bool:
         run = self.done.get(target, {})
-        return run.get("commit") == self.commit and run.get("exit") == 0 and not self.commit.endswith("-dirty")
+        if run.get("commit") != self.commit or run.get("exit") != 0 or self.commit.endswith("-dirty"):
+            return False
+        log = LOGS / f"{target}.log"
+        return log.exists() and not mendable(log.read_text(errors="replace"))
 
     def end(self, target: str, seconds: float, status: int) -> None:
         with self.lock:

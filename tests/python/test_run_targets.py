@@ -30,8 +30,9 @@ hangs:
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
     assert paths.CHECKOUT is not None
-    (tmp_path / "tests").mkdir()
-    shutil.copy(paths.CHECKOUT / "tests/run.py", tmp_path / "tests")
+    (tmp_path / "tests/support").mkdir(parents=True)
+    for name in ("tests/run.py", "tests/support/skips.py"):
+        shutil.copy(paths.CHECKOUT / name, tmp_path / name)
     (tmp_path / "Makefile").write_text(MAKEFILE)
     (tmp_path / ".gitignore").write_text("build\n*.ran\nrepaired\n")
     for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "x"]):
@@ -77,6 +78,27 @@ def test_resumed_runs_leave_out_what_passed(top: Path) -> None:
     assert (top / "passes.ran").read_text() == "ran\n"
     run(top, "passes")
     assert (top / "passes.ran").read_text() == "ran\nran\n"
+
+
+@pytest.mark.parametrize(
+    ("skip", "again"),
+    [
+        ("x.py:1: fio is not installed", True),
+        ("xfstests: XFSTESTS= does not say where it is installed", True),
+        ("left out: the S3 device, which needs libcurl4-openssl-dev", True),
+        ("tests/x.py: installation: userblk-openloop is not built", True),
+        ("x.py:1: kernel: no Btrfs", False),
+        ("kernel: no ramfs can be mounted", False),
+        ("x.py:1: release: it has no systemd", False),
+    ],
+)
+def test_what_an_installation_lets_run_is_run_again(top: Path, skip: str, again: bool) -> None:
+    """And what the kernel or the release lacks is not: such a target would never have passed."""
+    (top / "Makefile").write_text(f"skips:\n\t@echo ran >> skips.ran; echo 'SKIPPED [2] {skip}'\n")
+    subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "x"], cwd=top, check=True)
+    run(top, "skips")
+    run(top, "--resume", "skips")
+    assert (top / "skips.ran").read_text() == "ran\n" * (2 if again else 1)
 
 
 def test_a_killed_run_is_resumed(top: Path) -> None:
