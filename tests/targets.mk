@@ -80,13 +80,14 @@ ifndef UNIT_TESTS
 	@$(MAKE) TARGET=tsan UNIT_SUITE=threads run-unit
 	@$(MAKE) UNIT_SUITE=heap run-unit
 endif
-# Those of TARGET: UNIT_TESTS, or all of UNIT_SUITE. What was skipped is printed at the end.
+# Those of TARGET: UNIT_TESTS, or all of UNIT_SUITE. What was skipped is printed at the end, and what was not even built.
 UNIT_SUITE ?= unit
 run-unit:
 	$(BUILD) $(or $(UNIT_TESTS:%=tests/unit/%),$(UNIT_SUITE)-tests)
 	@status=0; meson test -C build/$(TARGET) --no-rebuild --print-errorlogs \
 		$(or $(UNIT_TESTS),--suite $(UNIT_SUITE)) || status=$$?; \
-	grep '^SKIPPED' build/$(TARGET)/meson-logs/testlog.txt || true; exit $$status
+	grep '^SKIPPED' build/$(TARGET)/meson-logs/testlog.txt || true; \
+	sed 's/^/SKIPPED [1] /' build/$(TARGET)/left-out; exit $$status
 .PHONY: test-unit run-unit
 
 # C code in the unit tests alone, not in FUSE or nbdkit; Python code in all processes, those in guests left out. If a test

@@ -77,6 +77,22 @@ def test_what_is_left_out_is_said(bare: Path) -> None:
     assert done.returncode != 0 and "left out: the nbdkit plugins, which need nbdkit-plugin-dev" in done.stderr
 
 
+def test_unit_tests_that_are_left_out_are_said(tmp_path: Path) -> None:
+    """Those of a part that was not built are no tests of meson's, which cannot say that they were skipped."""
+    (tmp_path / "meson-logs").mkdir()
+    (tmp_path / "meson-logs/testlog.txt").write_text("SKIPPED [1] kernel: no ramfs\n")
+    (tmp_path / "left-out").write_text("left out: the S3 device, which needs libcurl\n")
+    (tmp_path / "meson").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "meson").chmod(0o755)
+    target = os.path.relpath(tmp_path, CHECKOUT / "build")
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    argv = ["make", "-s", "run-unit", f"TARGET={target}", "BUILD=@true"]
+    done = subprocess.run(argv, cwd=CHECKOUT, env=env, capture_output=True, text=True)
+    skipped = ["kernel: no ramfs", "left out: the S3 device, which needs libcurl"]
+    assert done.stdout.splitlines() == [f"SKIPPED [1] {reason}" for reason in skipped]
+    assert "Error 3" in done.stderr  # meson's own status
+
+
 def test_it_is_set_up_once_for_its_options(bare: Path) -> None:
     first = (bare / "setup.log").stat().st_mtime_ns
     assert build(bare, "-Dtcmu=disabled", "--", "build.ninja").returncode == 0
