@@ -102,6 +102,21 @@ def test_it_is_set_up_once_for_its_options(bare: Path) -> None:
     assert build(bare, "-Dtcmu=disabled", "--", "build.ninja").returncode == 0
 
 
+def test_it_is_set_up_again_when_a_package_is_installed(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libleveldb-dev, which has no file of pkg-config's; and a newer version of one."""
+    query = tmp_path / "dpkg-query"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    times = []
+    for answer in ("", "libleveldb-dev 1.23-4", "libleveldb-dev 1.23-5", "libleveldb-dev 1.23-5"):
+        query.write_text(f"#!/bin/sh\ncase $* in *-dev) echo {answer} ;; *) exit 1 ;; esac\n")
+        query.chmod(0o755)
+        assert build(bare, "-Dtcmu=disabled", "--", "build.ninja").returncode == 0
+        times.append((bare / "setup.log").stat().st_mtime_ns)
+    assert len(set(times)) == 3 and times[2] == times[3]
+
+
 def test_make_bench_forwards_to_the_command() -> None:
     given = ["DRY_RUN=1", "MAX_REPS=3", "CONFIRM=one two", "SYSTEMS=native", "ARGS=--no-colour --name x"]
     done = subprocess.run(["make", "-n", "bench", *given], cwd=CHECKOUT, check=True, capture_output=True, text=True)
