@@ -126,19 +126,27 @@ def parse_sources(text: str, deb822: bool) -> Iterator[tuple[str, str, list[str]
 
 
 def choose_mirror(sources: Iterable[tuple[str, str, list[str]]], codename: str) -> Mirror | None:
-    """Pick the archive that serves codename (or stable, testing, sid), and its security archive."""
+    """
+    Pick the archive that serves codename (or stable, testing, sid), and its security archive. Third parties have
+    suites of these names, too, so that one which has the updates, or is named as Debian's, comes before others.
+    """
     names = (codename, "stable", "testing", "unstable", "sid", RELEASE)
-    main = security = None
+    mains: list[str] = []
+    with_updates = set()
+    security = None
     for uri, suite, components in sources:
         if "main" not in components:
             continue
-        suite = suite.strip("/")
+        uri, suite = uri.rstrip("/"), suite.strip("/")
         if suite in names:
-            main = main or uri.rstrip("/")
+            mains.append(uri)
+        elif suite.removesuffix("-updates") in names or suite.removesuffix("-backports") in names:
+            with_updates.add(uri)
         elif suite.removesuffix("-security") in names or suite.endswith("/updates"):
-            if suite.endswith(("-security", "/updates")):
-                security = security or uri.rstrip("/")
-    return Mirror(main, security) if main else None
+            security = security or uri
+    if not mains:
+        return None
+    return Mirror(max(mains, key=lambda uri: (uri in with_updates, uri.endswith("/debian"))), security)
 
 
 def machine_mirror() -> Mirror:

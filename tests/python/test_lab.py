@@ -73,6 +73,29 @@ def test_mirror_by_suite_name() -> None:
     assert choose_mirror(sources, "trixie") == Mirror("http://a.example", "http://s.example")
 
 
+AZURE = ("https://packages.microsoft.com/repos/azure-cli/", "trixie", ["main"])
+GITLAB = ("https://packages.gitlab.com/gitlab/gitlab-ce/debian/", "trixie", ["main"])
+
+
+@pytest.mark.parametrize("others", [[AZURE], [AZURE, GITLAB]])
+@pytest.mark.parametrize("name", ["https://a.example/mirror", "https://deb.debian.org/debian"])
+@pytest.mark.parametrize("suite", ["trixie-updates", "trixie-backports"])
+def test_repositories_of_third_parties_are_no_mirrors(
+    others: list[tuple[str, str, list[str]]], name: str, suite: str
+) -> None:
+    """azure-cli.sources comes before debian.sources."""
+    sources = [*others, (f"{name}/", "trixie", ["main"]), (f"{name}/", suite, ["main"])]
+    assert choose_mirror(sources, "trixie") == Mirror(name, None)
+
+
+def test_a_mirror_without_updates_is_known_by_its_name() -> None:
+    debian = ("http://deb.debian.org/debian", "trixie", ["main"])
+    assert choose_mirror([AZURE, debian], "trixie") == Mirror("http://deb.debian.org/debian", None)
+    assert choose_mirror([AZURE, ("http://a.example", "trixie", ["main"])], "trixie") == Mirror(
+        AZURE[0].rstrip("/"), None
+    )
+
+
 @pytest.mark.parametrize(
     "source",
     [("http://a.example", "trixie", ["contrib"]), ("http://a.example", "jammy", ["main"])],
