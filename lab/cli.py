@@ -240,6 +240,7 @@ def make_main(arguments: Sequence[str]) -> int:
     tree, variant = ensure_tree(Variant(args.release)), Variant(args.release, args.kernel)
     jobs = len(os.sched_getaffinity(0))
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
+    env |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     make = ["make", "-C", "/userblk", f"TARGET={args.release}"]
     commands = [(tree, [*make, HEADERS]), (tree, [*make, f"-j{jobs}", *args.target])]
     if args.extra:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from . import CACHE, CHECKOUT, RELEASE, LabError, Variant
 
@@ -149,13 +150,25 @@ def choose_mirror(sources: Iterable[tuple[str, str, list[str]]], codename: str) 
     return Mirror(max(mains, key=lambda uri: (uri in with_updates, uri.endswith("/debian"))), security)
 
 
-def machine_mirror() -> Mirror:
+def of_list(uri: str) -> str:
+    """The first URI in a list of mirrors, as Debian's cloud images have: where the lab is made, that file is not."""
+    if not uri.startswith("mirror+file:"):
+        return uri
+    path = Path(urlsplit(uri).path)
+    try:
+        lines = [line.split("#", 1)[0].split() for line in path.read_text().splitlines()]
+    except OSError as error:
+        raise LabError(f"/etc/apt names {uri}: {error.strerror}") from None
+    return next((words[0] for words in lines if words), uri)
+
+
+def machine_mirror(etc: Path = Path("/etc/apt")) -> Mirror:
     """The mirror in /etc/apt. Raises LabError where there is none."""
-    etc = Path("/etc/apt")
     sources: list[tuple[str, str, list[str]]] = []
     for path in [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]:
         if path.suffix in (".list", ".sources") and path.is_file():
-            sources += parse_sources(path.read_text(errors="replace"), path.suffix == ".sources")
+            found = parse_sources(path.read_text(errors="replace"), path.suffix == ".sources")
+            sources += [(of_list(uri), suite, components) for uri, suite, components in found]
     mirror = choose_mirror(sources, os_release().get("VERSION_CODENAME", ""))
     if mirror is None:
         raise LabError(

@@ -96,6 +96,38 @@ def test_a_mirror_without_updates_is_known_by_its_name() -> None:
     )
 
 
+def test_a_list_of_mirrors_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Debian's cloud images."""
+    monkeypatch.setattr(rootfs, "os_release", lambda: {"VERSION_CODENAME": "trixie"})
+    (tmp_path / "mirrors").mkdir()
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "mirrors/debian.list").write_text("# ours\n\nhttps://one.example/debian/\tpriority:1\nhttps://two\n")
+    (tmp_path / "mirrors/security.list").write_text("https://one.example/debian-security\n")
+    (tmp_path / "sources.list.d/debian.sources").write_text(
+        f"Types: deb\nURIs: mirror+file://{tmp_path}/mirrors/debian.list\nSuites: trixie trixie-updates\n"
+        f"Components: main\n\nTypes: deb\nURIs: mirror+file:{tmp_path}/mirrors/security.list\n"
+        "Suites: trixie-security\nComponents: main\n"
+    )
+    mirror = Mirror("https://one.example/debian", "https://one.example/debian-security")
+    assert rootfs.machine_mirror(tmp_path) == mirror
+    (tmp_path / "mirrors/security.list").unlink()
+    with pytest.raises(LabError, match=r"^/etc/apt names mirror\+file:.*/security\.list: No such file or directory$"):
+        rootfs.machine_mirror(tmp_path)
+
+
+def test_make_in_the_root_has_the_proxies_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else of its environment."""
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(cli, "ensure_tree", lambda variant: TREE)
+    monkeypatch.setattr(cli, "in_root", lambda tree, command: ["sh", "-c", f"env >{tmp_path}/environment; exit 3"])
+    for name in ("http_proxy", "HTTPS_PROXY", "no_proxy", "PROXY_OF_MINE"):
+        monkeypatch.setenv(name, f"value of {name}")
+    assert cli.make_main(["all"]) == 3
+    lines = [line for line in (tmp_path / "environment").read_text().splitlines() if "roxy" in line.lower()]
+    assert sorted(lines) == [f"{name}=value of {name}" for name in ("HTTPS_PROXY", "http_proxy", "no_proxy")]
+
+
 @pytest.mark.parametrize(
     "source",
     [("http://a.example", "trixie", ["contrib"]), ("http://a.example", "jammy", ["main"])],
