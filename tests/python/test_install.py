@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,19 @@ def _make(target: str, destination: Path) -> None:
 
 def _files(top: Path) -> set[Path]:
     return {path for path in top.rglob("*") if path.is_symlink() or not path.is_dir()}
+
+
+def test_another_program_may_be_in_a_directory_python(tmp_path: Path) -> None:
+    """/usr/local/python is no checkout's."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "python/bin").mkdir(parents=True)
+    packages = tmp_path / "lib/python3/dist-packages"
+    packages.mkdir(parents=True)
+    (packages / "userblk").symlink_to(Path("python/userblk").absolute())
+    shutil.copy("bin/userblk", tmp_path / "bin")
+    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([tmp_path / "bin/userblk", "--version"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("userblk "), done.stderr
 
 
 def test_what_is_installed_can_be_removed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
