@@ -38,6 +38,15 @@ def test_another_program_may_be_in_a_directory_python(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("userblk "), done.stderr
 
 
+def test_an_archive_is_whole_or_not_made(tmp_path: Path) -> None:
+    """What the lab is built from where there is no checkout: a part that tar cannot read is not left out silently."""
+    (tmp_path / "packaging").mkdir()
+    shutil.copy("packaging/source-archive", tmp_path / "packaging")
+    archive = tmp_path / "build/source.tar.gz"
+    done = subprocess.run([tmp_path / "packaging/source-archive", archive], capture_output=True, text=True)
+    assert done.returncode != 0 and "LICENSE: Cannot stat" in done.stderr and not archive.exists()
+
+
 def test_what_is_installed_can_be_removed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     cache_of_lab = tmp_path_factory.mktemp("cache")
     other = tmp_path / "usr/bin/other"
