@@ -123,7 +123,11 @@ def guest_identity(tree: Tree, extra: str | None = None) -> dict[str, str]:
     """
 
     def made_of(image: Path) -> str:
-        return image.with_suffix(".made").read_text().split()[1]
+        try:
+            with locked(image.stem):  # another campaign may be making it again
+                return image.with_suffix(".made").read_text().split()[1]
+        except OSError as error:
+            raise LabError(f"{image}: it went while it was looked at: {error.strerror}; begin again") from None
 
     made = json.loads((tree.image.parent / "made.json").read_text())
     parts = {"kernel": tree.release, "root_image": made["image"], "checkout_image": made_of(checkout_image(tree))}
@@ -131,7 +135,8 @@ def guest_identity(tree: Tree, extra: str | None = None) -> dict[str, str]:
 
 
 def directory_image(tree: Tree, directory: Path, name: str) -> Path:
-    """The image of a whole directory. Raises LabError."""
-    image = CACHE / f"{name}-{tree.variant.release}.ext4"
+    """The image of a whole directory, one for each, since campaigns with others may run. Raises LabError."""
+    of = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:8]
+    image = CACHE / f"{name}-{of}-{tree.variant.release}.ext4"
     make_image(image, directory, files_below(directory))
     return image

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tarfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,6 +209,15 @@ def test_a_directory_of_ones_own_comes_whole(no_guest: rootfs.Tree, tmp_path: Pa
     assert names_in(images.directory_image(no_guest, extra, "extra")) == there
 
 
+def test_each_directory_of_ones_own_has_an_image(no_guest: rootfs.Tree, tmp_path: Path) -> None:
+    """Two campaigns in one checkout, each with its own."""
+    for name in ("first", "second"):
+        write_files(tmp_path / name, [f"of-{name}"])
+    first, second = (images.directory_image(no_guest, tmp_path / name, "extra") for name in ("first", "second"))
+    assert names_in(first) == {"/of-first"} and names_in(second) == {"/of-second"}
+    assert images.directory_image(no_guest, tmp_path / "second/../first", "extra") == first
+
+
 def test_a_build_comes_without_what_it_writes_about_itself(no_guest: rootfs.Tree, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     parts = set(images.PARTS) - {"Makefile", "lab"}
@@ -217,12 +227,19 @@ def test_a_build_comes_without_what_it_writes_about_itself(no_guest: rootfs.Tree
     assert made == {f"/{path}" for name in wanted for path in (name, *Path(name).parents)} - {"/."}
 
 
-def test_a_guest_is_known_by_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, image = tmp_path / "trixie-stable", tmp_path / "checkout.ext4"
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> rootfs.Tree:
+    """One whose root image has been made."""
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path)
+    work = tmp_path / "trixie-stable"
     work.mkdir()
     (work / "root.ext4").write_bytes(b"abc")
     rootfs.write_made(work, "key", "6.12")
-    tree = rootfs.Tree(Variant(), "6.12", work / "root", work / "root.ext4", work / "vmlinux", work / "initrd")
+    return rootfs.Tree(Variant(), "6.12", work / "root", work / "root.ext4", work / "vmlinux", work / "initrd")
+
+
+def test_a_guest_is_known_by_its_images(tree: rootfs.Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = tmp_path / "checkout.ext4"
 
     def checkout_image(_: rootfs.Tree) -> Path:
         (tmp_path / "top").mkdir(exist_ok=True)
@@ -239,6 +256,26 @@ def test_a_guest_is_known_by_its_images(tmp_path: Path, monkeypatch: pytest.Monk
     assert images.guest_identity(tree) == identity
     write_files(tmp_path / "top", ["another"])
     assert images.guest_identity(tree)["checkout_image"] != identity["checkout_image"]
+    # Another campaign has begun to make it again, and failed.
+    monkeypatch.setattr(images, "checkout_image", lambda _: image)
+    made.unlink()
+    with pytest.raises(LabError, match=r"checkout\.ext4: it went while it was looked at: No such file or directory"):
+        images.guest_identity(tree)
+
+
+def test_a_guest_is_known_while_its_image_is_made_anew(
+    tree: rootfs.Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "checkout.ext4"
+    monkeypatch.setattr(images, "checkout_image", lambda _: image)
+    done: list[dict[str, str]] = []
+    with rootfs.locked("checkout"):
+        looks = threading.Thread(target=lambda: done.append(images.guest_identity(tree)))
+        looks.start()
+        looks.join(0.2)
+        image.with_suffix(".made").write_text("key digest\n")
+    looks.join()
+    assert [identity["checkout_image"] for identity in done] == ["digest"]
 
 
 def test_the_same_checkout_gives_the_same_image_to_the_byte(tmp_path: Path) -> None:
