@@ -112,6 +112,10 @@ class BootDied(GuestDied):
     """The guest ended before the command started."""
 
 
+class BootTimeout(GuestDied):
+    """The guest was not up in time; on a machine that is busy it may be later."""
+
+
 # ---- pure parts ---------------------------------------------------------------
 
 
@@ -391,7 +395,7 @@ class Guest:
         try:
             message = control.recv(64)
         except TimeoutError:
-            raise GuestDied(f"the guest did not boot within {limit:.0f} s") from None
+            raise BootTimeout(f"the guest did not boot within {limit:.0f} s") from None
         except ConnectionError:
             message = b""
         if not message.startswith(b"ready"):
@@ -407,7 +411,7 @@ class Guest:
             if dead:
                 raise BootDied("the guest died while it booted")
             time.sleep(LOOK_S)
-        raise GuestDied(f"the guest did not boot within {limit:.0f} s")
+        raise BootTimeout(f"the guest did not boot within {limit:.0f} s")
 
     def heard(self) -> Iterator[tuple[int, bytes]]:
         """Messages of a sealed guest; its files are kept as they come. Raises LabError."""
@@ -494,7 +498,7 @@ def write_all(number: int, data: bytes) -> None:
 
 
 def choose_accel(tree: Tree) -> str:
-    """ "kvm" where a trial boot with it reached user space, else "tcg". The verdict is cached."""
+    """ "kvm" where a trial boot with it reached user space, else "tcg". The verdict is cached, unless time ran out."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
@@ -506,20 +510,27 @@ def choose_accel(tree: Tree) -> str:
         except (OSError, ValueError):
             verdicts = {}
         if key not in verdicts:
-            verdicts[key] = trial_boot(tree)
+            verdict = trial_boot(tree)
+            if verdict is None:
+                return "tcg"
+            verdicts[key] = verdict
             new = path.with_suffix(".new")
             new.write_text(json.dumps(verdicts) + "\n")
             new.replace(path)
         return str(verdicts[key])
 
 
-def trial_boot(tree: Tree) -> str:
+def trial_boot(tree: Tree) -> str | None:
+    """The verdict; None if there was too little time for one."""
     options = Options(("true",), memory=1024, disk_size=MIB * 64)
     try:
         with Guest(tree, "kvm", options) as guest:
             guest.wait_ready(TRIAL_LIMIT)
             guest.relay(TRIAL_LIMIT, {}, None)
-    except (GuestDied, TimeoutError):
+    except (BootTimeout, TimeoutError):
+        print(f"lab: a trial boot with KVM took more than {TRIAL_LIMIT:.0f} s: using TCG this time", file=sys.stderr)
+        return None
+    except GuestDied:
         print("lab: a trial boot with KVM did not reach user space: using TCG from now on", file=sys.stderr)
         return "tcg"
     return "kvm"

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from userblk.lab import LabError, Variant, cli, guest, models, rootfs
+from userblk.lab import LabError, Variant, channel, cli, guest, models, rootfs
 from userblk.lab.rootfs import Mirror, choose_mirror, parse_sources
 
 DEB822 = """\
@@ -403,6 +405,69 @@ def test_command_line_of_the_machine(tmp_path: Path) -> None:
     assert "share=off" in image and image.endswith("checkout.ext4,size=8192")
     assert any("share=on" in word and "fd/10" in word for word in sealed)
     assert not any("9p" in word or "serial-pci" in word or "netdev" in word for word in sealed)  # host devices
+
+
+class Trial:
+    """A guest that ends in one way, and counts how often it was started."""
+
+    def __init__(self, ready: Exception | None, end: Exception | None) -> None:
+        self.ready, self.end, self.boots = ready, end, 0
+
+    def __call__(self, *_: object) -> Trial:
+        self.boots += 1
+        return self
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait_ready(self, limit: float) -> None:
+        if self.ready:
+            raise self.ready
+
+    def relay(self, *_: object) -> None:
+        if self.end:
+            raise self.end
+
+
+@pytest.mark.parametrize(
+    ("ready", "end", "accel", "boots"),
+    [
+        (None, None, "kvm", 1),
+        (guest.BootDied("it died"), None, "tcg", 1),
+        (None, guest.GuestDied("it died"), "tcg", 1),
+        (guest.BootTimeout("it is slow"), None, "tcg", 2),
+        (None, TimeoutError(), "tcg", 2),
+    ],
+)
+def test_a_trial_boot_is_kept_unless_time_ran_out(
+    ready: Exception | None,
+    end: Exception | None,
+    accel: str,
+    boots: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine it may be slow; the next one may not be."""
+    trial = Trial(ready, end)
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path)
+    monkeypatch.setattr(guest, "CACHE", tmp_path)
+    monkeypatch.setattr(guest, "Guest", trial)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    assert [guest.choose_accel(TREE) for _ in range(2)] == [accel] * 2 and trial.boots == boots
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_guest_that_is_slow_to_boot_has_not_died(sealed: bool) -> None:
+    slow = guest.Guest.__new__(guest.Guest)
+    slow.started = time.monotonic()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, channel.Channel() as memory, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        slow.process, slow.ports, slow.channel = process, [ours], memory if sealed else None
+        with pytest.raises(guest.BootTimeout, match="did not boot within 0 s"):
+            slow.wait_ready(0.1)
 
 
 def test_the_virtual_cpu_is_the_same_with_each_qemu() -> None:
