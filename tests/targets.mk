@@ -227,17 +227,18 @@ endif
 
 # Conformance suites, from the Rust registry. Debian 12's cargo is too old for them; its cargo-web, rustup's and
 # Debian 13's (1.85) are not.
-FS_SUITES := build/deps/bin/pjdfstest build/deps/bin/fsx
-build/deps/bin/pjdfstest: CRATE_VERSION := 0.2.2
-build/deps/bin/fsx: CRATE_VERSION := 0.3.2
+# A stamp for each version: another one replaces the program in build/deps/bin.
+CRATES := build/deps/crates
+FS_SUITES := $(CRATES)/pjdfstest-0.2.2 $(CRATES)/fsx-0.3.2
 # And what userblk-ublk is compared with, without its device in a GPU's memory.
-RUBLK := build/deps/bin/rublk
-$(RUBLK): CRATE_VERSION := 0.2.15
+RUBLK := $(CRATES)/rublk-0.2.15
 $(RUBLK): CRATE_OPTIONS := --no-default-features
+$(FS_SUITES) $(RUBLK): CRATE = $(subst -, ,$(@F))
 $(FS_SUITES) $(RUBLK):
-	@command -v cargo >/dev/null || { echo "$(@F): needs cargo 1.85 or later; run: apt-get install" \
+	@command -v cargo >/dev/null || { echo "$(firstword $(CRATE)): needs cargo 1.85 or later; run: apt-get install" \
 		"$$(apt-cache show cargo-web >/dev/null 2>&1 && echo cargo-web || echo cargo)" >&2; exit 2; }
-	cargo install --locked --quiet --root build/deps --version $(CRATE_VERSION) $(CRATE_OPTIONS) $(@F)
+	cargo install --locked --quiet --root build/deps --version $(lastword $(CRATE)) $(CRATE_OPTIONS) $(firstword $(CRATE))
+	@mkdir -p $(@D); rm -f $(@D)/$(firstword $(CRATE))-*; touch $@
 fs-suites: $(FS_SUITES) ## get pjdfstest and fsx for the file system's tests (needs cargo 1.85)
 .PHONY: fs-suites
 

@@ -117,6 +117,21 @@ def test_it_is_set_up_again_when_a_package_is_installed(
     assert len(set(times)) == 3 and times[2] == times[3]
 
 
+def test_another_version_of_a_suite_replaces_it(tmp_path: Path) -> None:
+    """And an older one that one, when an older commit is looked at."""
+    log, cargo = tmp_path / "log", tmp_path / "bin/cargo"
+    cargo.parent.mkdir()
+    cargo.write_text(f'#!/bin/sh\necho "$*" >>{log}\n')
+    cargo.chmod(0o755)
+    env = os.environ | {"PATH": f"{cargo.parent}:{os.environ['PATH']}"}
+    versions = ("0.1", "0.2", "0.2", "0.1")
+    for version in versions:
+        crates = [f"CRATES={tmp_path}/crates", f"FS_SUITES={tmp_path}/crates/pjdfstest-{version}"]
+        subprocess.run(["make", "-s", "fs-suites", *crates], cwd=CHECKOUT, env=env, check=True)
+    told = [line.split()[-3:] for line in log.read_text().splitlines()]
+    assert told == [["--version", version, "pjdfstest"] for version in ("0.1", "0.2", "0.1")]
+
+
 def test_make_bench_forwards_to_the_command() -> None:
     given = ["DRY_RUN=1", "MAX_REPS=3", "CONFIRM=one two", "SYSTEMS=native", "ARGS=--no-colour --name x"]
     done = subprocess.run(["make", "-n", "bench", *given], cwd=CHECKOUT, check=True, capture_output=True, text=True)
