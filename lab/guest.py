@@ -35,6 +35,7 @@ BOOT_LIMIT = 900.0  # s until the command starts: a few on a machine that does n
 # Emulated CPUs now and then trip over code that the kernel patches while it boots ("Oops:
 # int3"). The command has not started then, so that a second boot changes nothing.
 BOOT_TRIES = 3
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
 ROOT_SPACE = 8192  # MiB of addresses for the root image, which is a memory device
 LOOK_S = 0.02  # s between two looks at what a sealed guest says
@@ -498,7 +499,10 @@ def write_all(number: int, data: bytes) -> None:
 
 
 def choose_accel(tree: Tree) -> str:
-    """ "kvm" where a trial boot with it reached user space, else "tcg". The verdict is cached, unless time ran out."""
+    """
+    "kvm" where a trial boot with it reached user space, else "tcg". The verdict is cached; where time ran out, which it
+    may on a busy machine, until the machine's next boot.
+    """
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
@@ -509,15 +513,16 @@ def choose_accel(tree: Tree) -> str:
             verdicts = json.loads(path.read_text())
         except (OSError, ValueError):
             verdicts = {}
-        if key not in verdicts:
+        until_boot = f"{key} {BOOT_ID.read_text().strip()}"
+        found = verdicts.get(key, verdicts.get(until_boot))
+        if found is None:
             verdict = trial_boot(tree)
-            if verdict is None:
-                return "tcg"
-            verdicts[key] = verdict
+            found = verdict or "tcg"
+            verdicts[key if verdict else until_boot] = found
             new = path.with_suffix(".new")
             new.write_text(json.dumps(verdicts) + "\n")
             new.replace(path)
-        return str(verdicts[key])
+        return str(found)
 
 
 def trial_boot(tree: Tree) -> str | None:
@@ -528,7 +533,10 @@ def trial_boot(tree: Tree) -> str | None:
             guest.wait_ready(TRIAL_LIMIT)
             guest.relay(TRIAL_LIMIT, {}, None)
     except (BootTimeout, TimeoutError):
-        print(f"lab: a trial boot with KVM took more than {TRIAL_LIMIT:.0f} s: using TCG this time", file=sys.stderr)
+        print(
+            f"lab: a trial boot with KVM took more than {TRIAL_LIMIT:.0f} s: using TCG until this machine boots again",
+            file=sys.stderr,
+        )
         return None
     except GuestDied:
         print("lab: a trial boot with KVM did not reach user space: using TCG from now on", file=sys.stderr)
