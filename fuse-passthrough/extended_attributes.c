@@ -23,6 +23,13 @@ static void reply_xattr(fuse_req_t req, size_t size, const char *value, ssize_t 
 		fuse_reply_buf(req, value, (size_t)result);
 }
 
+static bool is_acl(const char *name)
+{
+	static const char acl[] = "system.posix_acl_";
+
+	return strncmp(name, acl, strlen(acl)) == 0;
+}
+
 /* getxattr, or listxattr as the daemon sees it when name is NULL. */
 static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
@@ -50,6 +57,10 @@ static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t 
 			      : listxattr(path.path, value, size);
 		error = errno;
 		inode_put(inode);
+		/* A source without ACLs. The kernel would refuse everything to all but the owner.
+		 */
+		if (error == EOPNOTSUPP && name && is_acl(name))
+			error = ENODATA;
 		reply_xattr(req, size, value, result, error);
 	}
 	if (value != small)
