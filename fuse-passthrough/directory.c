@@ -37,10 +37,9 @@ static void directory_close(struct directory *dir)
 	free(dir);
 }
 
-/* Opens the directory fd, an O_PATH descriptor, for reading. A descriptor or a negative errno. */
-static int open_directory(int fd)
+/* Opens the directory fd, an O_PATH descriptor, with flags. A descriptor or a negative errno. */
+static int open_directory(int fd, int flags)
 {
-	const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	int result;
 
 	do
@@ -56,13 +55,16 @@ void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct inode *inode = inode_of(ino);
 	struct directory *dir;
-	int parent = inode_get(inode), fd, error;
+	int parent = inode_get(inode), fd, error, flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 
 	if (parent < 0) {
 		fuse_reply_err(req, -parent);
 		return;
 	}
-	fd = open_directory(parent);
+	fd = open_directory(parent, flags | (fi->flags & O_NOATIME));
+	/* As in open_source(). */
+	if (fd == -EPERM && (fi->flags & O_NOATIME))
+		fd = open_directory(parent, flags);
 	inode_put(inode);
 	if (fd < 0) {
 		fuse_reply_err(req, -fd);

@@ -94,6 +94,7 @@ static int open_source(const char *path, int flags, struct fuse_file_info *fi)
 	/* A file that may only grow (chattr(1) +a) is opened to append, or not for writing. */
 	if (fd == -EPERM && (fi->flags & O_APPEND)) {
 		fd = open_retrying(path, flags | O_APPEND);
+		fi->fh |= ONLY_APPENDS;
 		/* Its pages could not be written back. */
 		fi->direct_io = 1;
 	}

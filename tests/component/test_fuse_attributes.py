@@ -293,6 +293,22 @@ def test_times_of_access_are_kept_if_asked_for(
     assert (mount.point / "directory/file").read_text() == "new"
 
 
+def test_reading_a_directory_without_its_time(fuse: Mount) -> None:
+    """O_NOATIME, as backup programs open."""
+    times = []
+    for flags in (os.O_NOATIME, 0):
+        path = fuse.source / f"directory{flags}"
+        path.mkdir()
+        os.utime(path, (1, 2))
+        descriptor = os.open(fuse.point / path.name, os.O_RDONLY | os.O_DIRECTORY | flags)
+        try:
+            assert os.listdir(descriptor) == []
+        finally:
+            os.close(descriptor)
+        times.append(path.stat().st_atime == 1)
+    assert times == [True, False]
+
+
 def test_modification_is_seen_in_the_time(fuse: Mount) -> None:
     path = fuse.point / "file"
     path.write_text("text")
