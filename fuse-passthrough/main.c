@@ -270,12 +270,15 @@ static int ring_write_fd(const struct fuse_file_info *fi, bool kill_setid)
 	int fd = data_fd(fi);
 	struct stat st;
 
-	if (fd == file_fd(fi) || appends(fi) || kill_setid)
+	if (fd == file_fd(fi) || appends(fi) || only_appends(fi) || kill_setid)
 		return -1;
-	/* Then nobody has said whether these bits must go. */
-	if (!fs.killpriv_v2 && (fstat(fd, &st) == -1 || (st.st_mode & (S_ISUID | S_ISGID))))
+	/*
+	 * Then nobody has said whether these bits must go; or the ring takes the credentials that
+	 * the thread has when it submits, perhaps after a request that needs others.
+	 */
+	if ((!fs.killpriv_v2 || fs.passthrough) &&
+		(fstat(fd, &st) == -1 || (st.st_mode & (S_ISUID | S_ISGID))))
 		return -1;
-	caller_keep_setid();
 	return fd;
 }
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -201,6 +202,29 @@ def test_root_keeps_setuid_and_chown_clears_it(fuse: Mount) -> None:
     assert mode(path) == mode(fuse.source / "program") == 0o775
     status = (fuse.source / "program").stat()
     assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY)
+
+
+def test_root_keeps_setuid_by_a_write_that_meets_an_open(fuse: Mount) -> None:
+    """One thread of the rings serves both, and submits the write with the rights that it has after the open."""
+    path = fuse.point / "program"
+    path.write_bytes(bytes(4096))
+    path.chmod(0o4755)
+    descriptor, cpus = direct(path), os.sched_getaffinity(0)
+    script = "import os, sys\nwhile True: os.close(os.open(sys.argv[1], os.O_RDONLY | os.O_CREAT))"
+    openers: list[subprocess.Popen[bytes]] = []
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        openers += [subprocess.Popen([sys.executable, "-c", script, str(fuse.point / f"{n}")]) for n in range(3)]
+        with aligned(b"x" * 4096) as memory:
+            for _ in range(300):
+                os.pwritev(descriptor, [memory], 0)
+                assert mode(fuse.source / "program") == 0o4755
+    finally:
+        for opener in openers:
+            opener.kill()
+            opener.wait()
+        os.sched_setaffinity(0, cpus)
+        os.close(descriptor)
 
 
 def test_the_group_that_a_file_had_decides_over_setgid(fuse: Mount) -> None:
