@@ -244,12 +244,11 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	struct fuse_file_info *fi)
 {
 	size_t size = fuse_buf_size(in);
-	int fd = data_fd(fi), rwf = session_write_flags(fi);
-	struct written done = {0};
+	int fd = write_fd(inode_of(ino), fi), rwf = session_write_flags(fi);
+	struct written done = {.error = fd == -1 ? -EPERM : 0};
 
-	(void)ino;
 	caller_keep_setid();
-	if (write_kills_setid(req, fi))
+	if (done.error == 0 && write_kills_setid(req, fi))
 		done.error = clear_setid(req, fd);
 	if (appends(fi))
 		rwf |= RWF_APPEND;
@@ -312,14 +311,9 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
  */
 void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
 {
-	struct inode *inode = inode_of(ino);
 	off_t result;
 
-	/*
-	 * Before the last of them is released, all that was written through any has arrived.
-	 * What the kernel passes through (backing_id lasts as long as an open file) needs no cache.
-	 */
-	if (atomic_load(&inode->writers) > 0 && inode->backing_id == 0) {
+	if (may_hold_data(inode_of(ino))) {
 		fuse_reply_err(req, EINVAL);
 		return;
 	}

@@ -102,12 +102,24 @@ int file_fd(const struct fuse_file_info *fi);
  */
 int data_fd(const struct fuse_file_info *fi);
 
+/*
+ * Whether its descriptors write to the end of the file, whatever the offset: the file may only
+ * grow (chattr(1) +a).
+ */
+bool only_appends(const struct fuse_file_info *fi);
+
+/* The one to write by, for the write fi to inode. -1: none could put it where it belongs. */
+int write_fd(struct inode *inode, const struct fuse_file_info *fi);
+
 /* Whether a write goes to the end of the file, wherever that is by now, and not to its offset. */
 bool appends(const struct fuse_file_info *fi);
 
 /* Whether inode may have mappings through which the source changes without the kernel's seeing it.
  */
 bool changes_unseen(struct inode *inode);
+
+/* Whether the kernel may hold data of inode that the source does not have yet. */
+bool may_hold_data(struct inode *inode);
 
 void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void fs_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,
