@@ -359,7 +359,7 @@ static int lookup_open(int fd, fuse_ino_t parent, const char *name, struct fuse_
 {
 	struct inode *inode;
 	struct stat st;
-	int path_fd;
+	int path_fd, result;
 
 	if (name && lookup_name(inode_of(parent), name, entry) == 0) {
 		inode = inode_of(entry->ino);
@@ -368,7 +368,9 @@ static int lookup_open(int fd, fuse_ino_t parent, const char *name, struct fuse_
 		inode_forget(inode, 1);
 	}
 	path_fd = open_retrying(fd_path(fd).path, O_PATH | O_CLOEXEC);
-	return path_fd < 0 ? path_fd : lookup_fd(path_fd, entry);
+	result = path_fd < 0 ? path_fd : lookup_fd(path_fd, entry);
+	entry->entry_timeout = 0; /* if it had the name, it has it no more */
+	return result;
 }
 
 /* Fills entry and fi for fd, a new file; fd is closed on an error. name: as in lookup_open(). */

@@ -110,6 +110,8 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	result = set ? check_change(req, inode, fd, cmd, &value) : 0;
 	if (result == 0 && ioctl(fd, cmd, &value) == -1)
 		result = errno;
+	if (set && result == 0)
+		atomic_store(&inode->names, NAMES_UNKNOWN);
 	close(fd);
 	/*
 	 * It changed the time of change, too, for which the kernel would not ask again. This waits

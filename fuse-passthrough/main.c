@@ -20,6 +20,16 @@
 #include "programs/exit_codes.h"
 #include "programs/standard_files.h"
 
+/* Types that linux/magic.h lacks, or has had for a short time only. */
+#define BCACHEFS_MAGIC 0xca451a4eUL
+#define EXFAT_MAGIC    0x2011bab0UL
+#define NTFS_MAGIC     0x5346544eUL
+#define NTFS3_MAGIC    0x7366746eUL
+#define HFS_MAGIC      0x4244UL
+#define HFSPLUS_MAGIC  0x482bUL
+#define CIFS_MAGIC     0xff534d42UL
+#define SMB2_MAGIC     0xfe534d42UL
+
 struct filesystem fs = {.synced_lock = PTHREAD_MUTEX_INITIALIZER};
 
 const char session_name[] = NAME;
@@ -262,6 +272,26 @@ static bool closes_plainly(unsigned long type)
 }
 
 /*
+ * Do its directories have names without case? Of the first group each one may (chattr(1) +F), all
+ * of the second do, perhaps only because their server does.
+ */
+static enum names names_of(unsigned long type)
+{
+	static const unsigned long some[] = {
+		EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC, BCACHEFS_MAGIC};
+	static const unsigned long all[] = {MSDOS_SUPER_MAGIC, EXFAT_MAGIC, NTFS_MAGIC, NTFS3_MAGIC,
+		HFS_MAGIC, HFSPLUS_MAGIC, SMB_SUPER_MAGIC, CIFS_MAGIC, SMB2_MAGIC};
+
+	for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++)
+		if (type == some[i])
+			return NAMES_UNKNOWN;
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		if (type == all[i])
+			return NAMES_WITHOUT_CASE;
+	return NAMES_WITH_CASE;
+}
+
+/*
  * The descriptor for a write for O_DIRECT, which waits for the device; -1 for all others, which end
  * in memory or need more than a write.
  */
@@ -311,6 +341,7 @@ int main(int argc, char *argv[])
 	type = source_type();
 	files.in_memory = in_memory(type);
 	fs.plain_close = closes_plainly(type);
+	fs.names = names_of(type);
 	fill_operations(&program.operations);
 	status = session_run(&args, &options.session, options.source, &program);
 	if (atomic_load(&fs.passthrough_refused))

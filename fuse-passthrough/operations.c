@@ -6,11 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
+
+#include <linux/fs.h>
 
 #include "passthrough.h"
 
@@ -120,15 +123,48 @@ static int open_child(int dir, const char *name)
 	return fd == -1 ? -errno : (int)fd;
 }
 
+/*
+ * Finds out about names in the directory parent, open as dir. By the flag of chattr(1) +F: one that
+ * the daemon may not open, because it is not root, is taken for one without.
+ */
+static void learn_names(struct inode *parent, int dir)
+{
+	int flags = 0, fd;
+
+	do
+		fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	while (fd == -1 && fds_freed());
+	if (fd != -1) {
+		if (ioctl(fd, FS_IOC_GETFLAGS, &flags) == -1)
+			flags = 0;
+		close(fd);
+	}
+	atomic_store(&parent->names, flags & FS_CASEFOLD_FL ? NAMES_WITHOUT_CASE : NAMES_WITH_CASE);
+}
+
+/*
+ * Whether the kernel may remember which file a name in parent is, or that there is none. It does
+ * not see that a change of one name changes others that differ in case.
+ */
+static bool may_remember_names(const struct inode *parent)
+{
+	return fs.names != NAMES_WITHOUT_CASE && atomic_load(&parent->names) != NAMES_WITHOUT_CASE;
+}
+
 int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param *entry)
 {
-	int dir = inode_get(parent), fd;
+	int dir = inode_get(parent), fd, result;
 
 	if (dir < 0)
 		return dir;
+	if (fs.names == NAMES_UNKNOWN && atomic_load(&parent->names) == NAMES_UNKNOWN)
+		learn_names(parent, dir);
 	fd = open_child(dir, name);
 	inode_put(parent);
-	return fd < 0 ? fd : lookup_fd(fd, entry);
+	result = fd < 0 ? fd : lookup_fd(fd, entry);
+	if (result == 0 && !may_remember_names(parent))
+		entry->entry_timeout = 0;
+	return result;
 }
 
 /* Answers with the entry of name, or with result when that is an error. */
@@ -175,7 +211,7 @@ static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		result = lookup_synced(&entry);
 	else
 		result = lookup_name(inode_of(parent), name, &entry);
-	if (result == -ENOENT) {
+	if (result == -ENOENT && may_remember_names(inode_of(parent))) {
 		session_reply_absent(req);
 	} else if (result < 0) {
 		fuse_reply_err(req, -result);

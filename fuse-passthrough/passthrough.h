@@ -27,6 +27,9 @@
 #include "fuse-session/session.h"
 #include "inodes.h"
 
+/* Whether two names in a directory that differ in case name one file. */
+enum names { NAMES_UNKNOWN, NAMES_WITH_CASE, NAMES_WITHOUT_CASE };
+
 /* The one file system of this process. Set up by main.c, constant once the session runs. */
 struct filesystem {
 	bool passthrough;   /* as asked for; turned off when the kernel does not have it */
@@ -34,6 +37,7 @@ struct filesystem {
 	bool killpriv_v2;   /* the kernel says when set-id bits must go */
 	bool direct_mmap;   /* O_DIRECT files may bypass the kernel's cache and still be mapped */
 	bool plain_close;   /* close(2) does nothing to a file of the source */
+	enum names names;   /* of all directories; unknown: of each its own */
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;
