@@ -195,16 +195,15 @@ static bool open_directories(void)
 	return result == 0;
 }
 
-/* Is SOURCE read-only? Then so is the mount: access(2) and others ask the kernel, not the daemon.
- */
-static bool is_read_only(void)
+/* Whether SOURCE is mounted with the flag of statvfs(3). */
+static bool is_mounted(unsigned long flag)
 {
 	struct inode *root = inode_of(FUSE_ROOT_ID);
 	struct statvfs st;
 	bool known = fstatvfs(inode_get(root), &st) == 0;
 
 	inode_put(root);
-	return known && (st.f_flag & ST_RDONLY);
+	return known && (st.f_flag & flag);
 }
 
 /* A lookup of the one before may be under way, if its asker was cut off. */
@@ -240,10 +239,15 @@ static bool each_written(session_visit *visit)
 	return inodes_each_written(visit_written, &visit) == 0;
 }
 
-/* What the kernel is to know of the mount. Not nodiratime, which libfuse 3.14 does not know. */
+/*
+ * What the kernel is to know of the mount. Not nodiratime, which libfuse 3.14 does not know. If
+ * SOURCE is read-only, so is the mount: access(2) and others ask the kernel, not the daemon. If
+ * writes to it are synchronous, the cache of the kernel must not hold them back.
+ */
 static bool add_mount_options(struct fuse_args *args)
 {
-	return (!is_read_only() || fuse_opt_add_arg(args, "-oro") == 0) &&
+	return (!is_mounted(ST_RDONLY) || fuse_opt_add_arg(args, "-oro") == 0) &&
+	       (!is_mounted(ST_SYNCHRONOUS) || fuse_opt_add_arg(args, "-osync") == 0) &&
 	       (!options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0);
 }
 
