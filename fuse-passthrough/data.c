@@ -116,7 +116,7 @@ static void read_through_memory(fuse_req_t req, int fd, size_t size, off_t offse
 	if (memory)
 		length = session_read(fd, memory, size, offset, 0);
 	if (length < 0)
-		fuse_reply_err(req, (int)-length);
+		session_reply_error(req, (int)-length);
 	else
 		fuse_reply_buf(req, memory, (size_t)length);
 }
@@ -259,7 +259,7 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 		done = write_plain(fd, in, size, offset);
 	/* A caller writes the rest itself. The kernel does not, whose cached pages these may be. */
 	if (done.error && (done.length == 0 || fi->writepage))
-		fuse_reply_err(req, -done.error);
+		session_reply_error(req, -done.error);
 	else
 		fuse_reply_write(req, done.length);
 }
@@ -277,7 +277,7 @@ void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	/* close(2) must not fail because no descriptor is free: this takes longer and needs none.
 	 */
 	result = copy == -1 ? fdatasync(file_fd(fi)) : close(copy);
-	fuse_reply_err(req, result == -1 ? errno : 0);
+	session_reply_error(req, result == -1 ? errno : 0);
 }
 
 void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
@@ -285,7 +285,7 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 	int fd = file_fd(fi);
 
 	(void)ino;
-	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
+	session_reply_error(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
 }
 
 void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
@@ -300,7 +300,7 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
 		result = clear_setid(req, fd);
 	if (result == 0 && fallocate(fd, mode, offset, length) == -1)
 		result = -errno;
-	fuse_reply_err(req, -result);
+	session_reply_error(req, -result);
 }
 
 /*
@@ -314,12 +314,12 @@ void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct f
 	off_t result;
 
 	if (may_hold_data(inode_of(ino))) {
-		fuse_reply_err(req, EINVAL);
+		session_reply_error(req, EINVAL);
 		return;
 	}
 	result = lseek(file_fd(fi), offset, whence);
 	if (result == -1)
-		fuse_reply_err(req, errno);
+		session_reply_error(req, errno);
 	else
 		fuse_reply_lseek(req, result);
 }
@@ -344,7 +344,7 @@ void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 		result = result == -1 ? -errno : result;
 	}
 	if (result < 0)
-		fuse_reply_err(req, (int)-result);
+		session_reply_error(req, (int)-result);
 	else
 		fuse_reply_write(req, (size_t)result);
 }

@@ -345,7 +345,7 @@ void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	int result = open_inode(req, inode_of(ino), fi);
 
 	if (result < 0)
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	else if (fuse_reply_open(req, fi) != 0)
 		undo_open(inode_of(ino), fi);
 }
@@ -401,7 +401,7 @@ static void reply_create(
 	struct inode *inode;
 
 	if (result < 0) {
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 		return;
 	}
 	inode = inode_of(entry->ino);
@@ -466,5 +466,5 @@ void fs_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file
 void fs_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	undo_open(inode_of(ino), fi);
-	fuse_reply_err(req, 0);
+	session_reply_error(req, 0);
 }

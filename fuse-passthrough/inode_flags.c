@@ -90,18 +90,18 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	(void)fi;
 	(void)flags;
 	if (!(get && out_size >= size) && !(set && in_size >= size)) {
-		fuse_reply_err(req, ENOTTY);
+		session_reply_error(req, ENOTTY);
 		return;
 	}
 	path_fd = inode_get(inode);
 	if (path_fd < 0) {
-		fuse_reply_err(req, -path_fd);
+		session_reply_error(req, -path_fd);
 		return;
 	}
 	fd = open_retrying(fd_path(path_fd).path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	inode_put(inode);
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	memset(&value, 0, sizeof(value));
@@ -120,7 +120,7 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	if (set && result == 0)
 		fuse_lowlevel_notify_inval_inode(session.fuse, ino, -1, 0);
 	if (result)
-		fuse_reply_err(req, result);
+		session_reply_error(req, result);
 	else
 		fuse_reply_ioctl(req, 0, get ? &value : NULL, get ? size : 0);
 }

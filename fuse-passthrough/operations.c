@@ -67,7 +67,7 @@ int clear_setid(fuse_req_t req, int fd)
 /* Answers req with 0 or a negative errno. */
 static void reply(fuse_req_t req, int result)
 {
-	fuse_reply_err(req, -result);
+	session_reply_error(req, -result);
 }
 
 /* Answers req with attributes of the source. */
@@ -175,7 +175,7 @@ static void reply_name(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 	if (result == 0)
 		result = lookup_name(inode_of(parent), name, &entry);
 	if (result)
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	else if (fuse_reply_entry(req, &entry) != 0)
 		inode_forget(inode_of(entry.ino), 1); /* the kernel never heard of it */
 }
@@ -214,7 +214,7 @@ static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 	if (result == -ENOENT && may_remember_names(inode_of(parent))) {
 		session_reply_absent(req);
 	} else if (result < 0) {
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	} else if (fuse_reply_entry(req, &entry) != 0) {
 		inode_forget(inode_of(entry.ino), 1);
 	}
@@ -256,13 +256,13 @@ static void fs_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	struct stat st;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1 ? -errno : 0;
 	attr_done(ino, fi);
 	if (result)
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	else
 		reply_attr(req, ino, &st);
 }
@@ -274,14 +274,14 @@ static void fs_statx(fuse_req_t req, fuse_ino_t ino, int flags, int mask, struct
 	struct statx stx;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = statx(fd, "", flags | AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW, (unsigned)mask, &stx);
 	result = result == -1 ? -errno : 0;
 	attr_done(ino, fi);
 	if (result < 0) {
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 		return;
 	}
 	stx.stx_ino = shown_ino(makedev(stx.stx_dev_major, stx.stx_dev_minor), stx.stx_ino);
@@ -405,7 +405,7 @@ static void fs_setattr(
 	struct stat st;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = set_attributes(req, fd, fi != NULL, attr, what);
@@ -416,7 +416,7 @@ static void fs_setattr(
 		st.st_mode = (st.st_mode & S_IFMT) | (attr->st_mode & ALLPERMS);
 	attr_done(ino, fi);
 	if (result)
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	else
 		reply_attr(req, ino, &st);
 }
@@ -429,7 +429,7 @@ static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
 	ssize_t length;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	length = readlinkat(fd, "", target, PATH_MAX);
@@ -437,7 +437,7 @@ static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
 		int error = errno;
 
 		inode_put(inode);
-		fuse_reply_err(req, error);
+		session_reply_error(req, error);
 		return;
 	}
 	inode_put(inode);
@@ -453,13 +453,13 @@ static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
 
 	session_note_statfs(req);
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = fstatvfs(fd, &st) == -1 ? errno : 0;
 	inode_put(inode);
 	if (result)
-		fuse_reply_err(req, result);
+		session_reply_error(req, result);
 	else
 		fuse_reply_statfs(req, &st);
 }

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from fuse_mount import MODES, NOBODY, Mount, as_user, lacking_for_mode, start, unmount
+from fuse_mount import MODES, NOBODY, Mount, as_user, lacking_for_mode, start, traced, unmount
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 from waiting import wait_until
 
@@ -220,9 +221,10 @@ def test_file_removed_below_is_stale_not_another(fuse_source: Path, fuse_start: 
 
 
 @pytest.fixture
-def on_ramfs(fuse_source: Path) -> Iterator[Mount]:
-    """Over a file system that lacks much, where every user may enter."""
-    mounted = run(["mount", "-t", "ramfs", "userblk-test", str(fuse_source)])
+def on_ramfs(request: pytest.FixtureRequest, fuse_source: Path) -> Iterator[Mount]:
+    """Over a file system that lacks much, where every user may enter. The parameter: options of its mount."""
+    options = getattr(request, "param", "rw")
+    mounted = run(["mount", "-t", "ramfs", "-o", options, "userblk-test", str(fuse_source)])
     if mounted.returncode != 0:
         pytest.skip(f"kernel: no ramfs: {mounted.stderr}")
     try:
@@ -256,6 +258,30 @@ def test_source_without_acls_is_open_to_all(on_ramfs: Mount) -> None:
         with pytest.raises(OSError) as caught:
             os.setxattr(top / "file", "system.posix_acl_access", ACL)
         assert caught.value.errno == errno.EOPNOTSUPP
+
+
+@pytest.mark.parametrize("on_ramfs", ["sync"], indirect=True)
+def test_writes_to_a_synchronous_source_are_synchronous(on_ramfs: Mount) -> None:
+    with (on_ramfs.point / "file").open("wb", buffering=0) as file:
+        file.write(b"text")
+        assert (on_ramfs.source / "file").read_bytes() == b"text"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_errors_that_the_kernel_takes_from_nobody(mode: str, fuse_start: FuseStart) -> None:
+    """Some file systems let their own ones out: here ENOTSUPP."""
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    mount = fuse_start(*MODES[mode], wrapper=traced("getxattr", "error=524"))
+    (mount.source / "file").write_text("text")
+    script = "import os, sys; os.getxattr(sys.argv[1], 'user.one')"
+    argv = [sys.executable, "-c", script, str(mount.point / "file")]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as asked:
+        try:
+            assert "[Errno 5]" in asked.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:
+            mount.kill()  # nothing else ends it
+            raise
 
 
 def test_links_lead_where_the_user_may_go(fuse: Mount) -> None:
