@@ -116,7 +116,7 @@ static int open_source(const char *path, int flags, struct fuse_file_info *fi)
 {
 	int fd = open_retrying(path, flags);
 
-	/* The flag is for the owner, whom the kernel has seen, and who is not the daemon. */
+	/* O_NOATIME is for the owner of the file, as the caller is, and the daemon need not be. */
 	if (fd == -EPERM && (flags & O_NOATIME)) {
 		flags &= ~O_NOATIME;
 		fd = open_retrying(path, flags);

@@ -453,7 +453,7 @@ def test_stores_to_a_mapping_change_times(fuse: Mount, made: str) -> None:
     def store_and_compare(memory: ctypes.Array[ctypes.c_char], sync: Callable[[], None]) -> None:
         before = path.stat()
         time.sleep(0.02)
-        memory[0] = memory[0][0] ^ 1
+        memory[0] = bytes([memory[0][0] ^ 1])
         sync()
         after = path.stat()
         assert before.st_mtime_ns < after.st_mtime_ns and before.st_ctime_ns < after.st_ctime_ns
@@ -468,7 +468,7 @@ def test_stores_to_a_mapping_change_times(fuse: Mount, made: str) -> None:
             store_and_compare(memory, sync)
             time.sleep(0.02)
             store_and_compare(memory, sync)
-            memory[0] = memory[0][0] ^ 1
+            memory[0] = bytes([memory[0][0] ^ 1])
     assert path.read_bytes()[:2] == b"\0\0"
     if fuse.status["writeback"] != "on":
         assert path.stat().st_mtime_ns == below.stat().st_mtime_ns

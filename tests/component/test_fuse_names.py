@@ -171,8 +171,8 @@ def test_longest_names(fuse_default: Mount) -> None:
 )
 def test_names_without_case(call: str, answer: str, fuse_start: FuseStart) -> None:
     """
-    The kernel does not keep what a change by the other name makes wrong. On any kernel: the daemon is told that it
-    serves such names, and the other ones change in the source as they would there.
+    The kernel does not keep what a change by the other name makes wrong. On any kernel: strace(1) gives the source the
+    type or the flag of one with such names, and the other ones change in the source as they would there.
     """
     mount = fuse_start(wrapper=traced(call, f"poke_exit={answer}"))
     above, below = mount.point / "d", mount.source / "d"
