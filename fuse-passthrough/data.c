@@ -116,7 +116,7 @@ static void read_through_memory(fuse_req_t req, int fd, size_t size, off_t offse
 	if (memory)
 		length = session_read(fd, memory, size, offset, 0);
 	if (length < 0)
-		fuse_reply_err(req, (int)-length);
+		session_reply_error(req, (int)-length);
 	else
 		fuse_reply_buf(req, memory, (size_t)length);
 }
@@ -244,12 +244,11 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	struct fuse_file_info *fi)
 {
 	size_t size = fuse_buf_size(in);
-	int fd = data_fd(fi), rwf = session_write_flags(fi);
-	struct written done = {0};
+	int fd = write_fd(inode_of(ino), fi), rwf = session_write_flags(fi);
+	struct written done = {.error = fd == -1 ? -EPERM : 0};
 
-	(void)ino;
 	caller_keep_setid();
-	if (write_kills_setid(req, fi))
+	if (done.error == 0 && write_kills_setid(req, fi))
 		done.error = clear_setid(req, fd);
 	if (appends(fi))
 		rwf |= RWF_APPEND;
@@ -260,7 +259,7 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 		done = write_plain(fd, in, size, offset);
 	/* A caller writes the rest itself. The kernel does not, whose cached pages these may be. */
 	if (done.error && (done.length == 0 || fi->writepage))
-		fuse_reply_err(req, -done.error);
+		session_reply_error(req, -done.error);
 	else
 		fuse_reply_write(req, done.length);
 }
@@ -278,7 +277,7 @@ void fs_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	/* close(2) must not fail because no descriptor is free: this takes longer and needs none.
 	 */
 	result = copy == -1 ? fdatasync(file_fd(fi)) : close(copy);
-	fuse_reply_err(req, result == -1 ? errno : 0);
+	session_reply_error(req, result == -1 ? errno : 0);
 }
 
 void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
@@ -286,7 +285,7 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 	int fd = file_fd(fi);
 
 	(void)ino;
-	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
+	session_reply_error(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
 }
 
 void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
@@ -301,7 +300,7 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
 		result = clear_setid(req, fd);
 	if (result == 0 && fallocate(fd, mode, offset, length) == -1)
 		result = -errno;
-	fuse_reply_err(req, -result);
+	session_reply_error(req, -result);
 }
 
 /*
@@ -312,20 +311,15 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
  */
 void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct fuse_file_info *fi)
 {
-	struct inode *inode = inode_of(ino);
 	off_t result;
 
-	/*
-	 * Before the last of them is released, all that was written through any has arrived.
-	 * What the kernel passes through (backing_id lasts as long as an open file) needs no cache.
-	 */
-	if (atomic_load(&inode->writers) > 0 && inode->backing_id == 0) {
-		fuse_reply_err(req, EINVAL);
+	if (may_hold_data(inode_of(ino))) {
+		session_reply_error(req, EINVAL);
 		return;
 	}
 	result = lseek(file_fd(fi), offset, whence);
 	if (result == -1)
-		fuse_reply_err(req, errno);
+		session_reply_error(req, errno);
 	else
 		fuse_reply_lseek(req, result);
 }
@@ -350,7 +344,7 @@ void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 		result = result == -1 ? -errno : result;
 	}
 	if (result < 0)
-		fuse_reply_err(req, (int)-result);
+		session_reply_error(req, (int)-result);
 	else
 		fuse_reply_write(req, (size_t)result);
 }

@@ -37,10 +37,9 @@ static void directory_close(struct directory *dir)
 	free(dir);
 }
 
-/* Opens the directory fd, an O_PATH descriptor, for reading. A descriptor or a negative errno. */
-static int open_directory(int fd)
+/* Opens the directory fd, an O_PATH descriptor, with flags. A descriptor or a negative errno. */
+static int open_directory(int fd, int flags)
 {
-	const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 	int result;
 
 	do
@@ -56,22 +55,25 @@ void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	struct inode *inode = inode_of(ino);
 	struct directory *dir;
-	int parent = inode_get(inode), fd, error;
+	int parent = inode_get(inode), fd, error, flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
 
 	if (parent < 0) {
-		fuse_reply_err(req, -parent);
+		session_reply_error(req, -parent);
 		return;
 	}
-	fd = open_directory(parent);
+	fd = open_directory(parent, flags | (fi->flags & O_NOATIME));
+	/* As in open_source(). */
+	if (fd == -EPERM && (fi->flags & O_NOATIME))
+		fd = open_directory(parent, flags);
 	inode_put(inode);
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	dir = calloc(1, sizeof(*dir));
 	if (!dir) {
 		close(fd);
-		fuse_reply_err(req, ENOMEM);
+		session_reply_error(req, ENOMEM);
 		return;
 	}
 	pthread_mutex_init(&dir->lock, NULL);
@@ -80,7 +82,7 @@ void fs_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 		error = errno;
 		close(fd);
 		directory_close(dir);
-		fuse_reply_err(req, error);
+		session_reply_error(req, error);
 		return;
 	}
 	fi->fh = (uintptr_t)dir;
@@ -136,7 +138,7 @@ static void read_directory(
 	int error = 0;
 
 	if (!buffer) {
-		fuse_reply_err(req, ENOMEM);
+		session_reply_error(req, ENOMEM);
 		return;
 	}
 	pthread_mutex_lock(&dir->lock);
@@ -165,7 +167,7 @@ static void read_directory(
 	pthread_mutex_unlock(&dir->lock);
 	/* What was read before an error counts lookups and must arrive. */
 	if (error && used == 0)
-		fuse_reply_err(req, error);
+		session_reply_error(req, error);
 	else if (fuse_reply_buf(req, buffer, used) != 0 && plus)
 		forget_entries(buffer, used);
 	free(buffer);
@@ -187,7 +189,7 @@ void fs_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	(void)ino;
 	directory_close(directory_of(fi));
-	fuse_reply_err(req, 0);
+	session_reply_error(req, 0);
 }
 
 void fs_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
@@ -195,5 +197,5 @@ void fs_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_
 	int fd = dir_fd(fi);
 
 	(void)ino;
-	fuse_reply_err(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
+	session_reply_error(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
 }

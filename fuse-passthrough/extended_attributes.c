@@ -16,11 +16,18 @@
 static void reply_xattr(fuse_req_t req, size_t size, const char *value, ssize_t result, int error)
 {
 	if (result == -1)
-		fuse_reply_err(req, error);
+		session_reply_error(req, error);
 	else if (size == 0)
 		fuse_reply_xattr(req, (size_t)result);
 	else
 		fuse_reply_buf(req, value, (size_t)result);
+}
+
+static bool is_acl(const char *name)
+{
+	static const char acl[] = "system.posix_acl_";
+
+	return strncmp(name, acl, strlen(acl)) == 0;
 }
 
 /* getxattr, or listxattr as the daemon sees it when name is NULL. */
@@ -37,19 +44,23 @@ static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t 
 	if (size > sizeof(small)) {
 		value = malloc(size);
 		if (!value) {
-			fuse_reply_err(req, ENOMEM);
+			session_reply_error(req, ENOMEM);
 			return;
 		}
 	}
 	fd = inode_get(inode);
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 	} else {
 		path = fd_path(fd);
 		result = name ? getxattr(path.path, name, value, size)
 			      : listxattr(path.path, value, size);
 		error = errno;
 		inode_put(inode);
+		/* A source without ACLs. The kernel would refuse everything to all but the owner.
+		 */
+		if (error == EOPNOTSUPP && name && is_acl(name))
+			error = ENODATA;
 		reply_xattr(req, size, value, result, error);
 	}
 	if (value != small)
@@ -92,7 +103,7 @@ static void fs_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 	list = malloc(XATTR_MAX);
 	fd = list ? inode_get(inode) : -ENOMEM;
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		free(list);
 		return;
 	}
@@ -134,7 +145,7 @@ static void fs_setxattr(
 	int fd = inode_get(inode), result;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	caller_keep_setid(); /* an ACL may change the mode */
@@ -142,7 +153,7 @@ static void fs_setxattr(
 	if (result == 0 && strcmp(name, "system.posix_acl_access") == 0)
 		result = drop_setgid(req, fd);
 	inode_put(inode);
-	fuse_reply_err(req, -result);
+	session_reply_error(req, -result);
 }
 
 static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
@@ -151,12 +162,12 @@ static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 	int fd = inode_get(inode), result;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = removexattr(fd_path(fd).path, name) == -1 ? -errno : 0;
 	inode_put(inode);
-	fuse_reply_err(req, -result);
+	session_reply_error(req, -result);
 }
 
 void operations_extended_attributes(struct fuse_lowlevel_ops *ops)

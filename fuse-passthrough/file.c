@@ -22,15 +22,23 @@
  * with O_DIRECT if the user asked for that. Two, because the kernel writes its
  * cached pages back through any open file of the inode, and the last page of a
  * file is seldom aligned; and because fcntl(2) may turn the flag on and off.
+ * The bit between them: both have O_APPEND.
  */
+#define ONLY_APPENDS (UINT64_C(1) << 31)
+
 static uint64_t pack(int fd, int direct_fd)
 {
-	return (uint64_t)(uint32_t)fd | (uint64_t)(direct_fd + 1) << 32;
+	return (uint64_t)fd | (uint64_t)(direct_fd + 1) << 32;
 }
 
 int file_fd(const struct fuse_file_info *fi)
 {
-	return (int)(uint32_t)fi->fh;
+	return (int)(fi->fh & INT32_MAX);
+}
+
+bool only_appends(const struct fuse_file_info *fi)
+{
+	return fi->fh & ONLY_APPENDS;
 }
 
 static int file_direct_fd(const struct fuse_file_info *fi)
@@ -44,6 +52,23 @@ int data_fd(const struct fuse_file_info *fi)
 
 	return direct_fd != -1 && (fi->flags & O_DIRECT) && !fi->writepage ? direct_fd
 									   : file_fd(fi);
+}
+
+/*
+ * A file that may only grow by now has perhaps been opened before, and what the cache holds belongs
+ * at the offset that the kernel says. So does what is appended with write-back. A write to a place
+ * that the user chooses does not.
+ */
+int write_fd(struct inode *inode, const struct fuse_file_info *fi)
+{
+	int plain_fd = -1;
+
+	if (!only_appends(fi))
+		return data_fd(fi);
+	/* It stays open while fi, which is one of the writers, does. */
+	if (fi->writepage || (session.writeback && (fi->flags & O_APPEND)))
+		plain_fd = atomic_load(&inode->plain_fd) - 1;
+	return plain_fd != -1 || fi->writepage ? plain_fd : data_fd(fi);
 }
 
 /*
@@ -91,9 +116,15 @@ static int open_source(const char *path, int flags, struct fuse_file_info *fi)
 {
 	int fd = open_retrying(path, flags);
 
+	/* O_NOATIME is for the owner of the file, as the caller is, and the daemon need not be. */
+	if (fd == -EPERM && (flags & O_NOATIME)) {
+		flags &= ~O_NOATIME;
+		fd = open_retrying(path, flags);
+	}
 	/* A file that may only grow (chattr(1) +a) is opened to append, or not for writing. */
 	if (fd == -EPERM && (fi->flags & O_APPEND)) {
 		fd = open_retrying(path, flags | O_APPEND);
+		fi->fh |= ONLY_APPENDS;
 		/* Its pages could not be written back. */
 		fi->direct_io = 1;
 	}
@@ -199,7 +230,49 @@ static bool may_dirty(const struct fuse_file_info *fi)
 
 bool changes_unseen(struct inode *inode)
 {
-	return fs.passthrough && atomic_load(&inode->writers) > 0;
+	return atomic_load(&inode->mapped);
+}
+
+/*
+ * Before the last of the writers is released, all that was written through any has arrived. What
+ * the kernel passes through (backing_id lasts as long as an open file) needs no cache.
+ */
+bool may_hold_data(struct inode *inode)
+{
+	return atomic_load(&inode->writers) > 0 && inode->backing_id == 0;
+}
+
+/*
+ * Counts fi. With kernel passthrough, a mapping that is made through it may be there after its
+ * release: the kernel maps a file of its own.
+ */
+static void begin_writing(struct inode *inode, const struct fuse_file_info *fi)
+{
+	inode_lock(inode);
+	atomic_fetch_add(&inode->writers, 1);
+	if (!only_appends(fi) && atomic_load(&inode->plain_fd) == 0)
+		atomic_store(&inode->plain_fd, file_fd(fi) + 1);
+	inode_unlock(inode);
+	if (fs.passthrough)
+		atomic_store(&inode->mapped, true);
+}
+
+/* Closes the descriptor of fi, too, or leaves it to the other writers. */
+static void end_writing(struct inode *inode, const struct fuse_file_info *fi)
+{
+	int fd = file_fd(fi), plain_fd;
+	bool last;
+
+	inode_lock(inode);
+	plain_fd = atomic_load(&inode->plain_fd) - 1;
+	last = atomic_fetch_sub(&inode->writers, 1) == 1;
+	if (last)
+		atomic_store(&inode->plain_fd, 0);
+	inode_unlock(inode);
+	if (last && plain_fd != -1 && plain_fd != fd)
+		close(plain_fd);
+	if (last || plain_fd != fd)
+		close(fd);
 }
 
 /* Makes fi ready to be answered: fd and direct_fd belong to it from now on. */
@@ -207,7 +280,7 @@ static void finish_open(
 	fuse_req_t req, struct inode *inode, struct fuse_file_info *fi, int fd, int direct_fd)
 {
 	(void)req;
-	fi->fh = pack(fd, direct_fd);
+	fi->fh = pack(fd, direct_fd) | (fi->fh & ONLY_APPENDS);
 	fi->keep_cache = session.timeout > 0;
 #if HAVE_NOFLUSH
 	/*
@@ -221,7 +294,7 @@ static void finish_open(
 		begin_passthrough(req, inode, fi);
 #endif
 	if (may_dirty(fi))
-		atomic_fetch_add(&inode->writers, 1);
+		begin_writing(inode, fi);
 #if HAVE_PARALLEL_WRITES
 	if (fs.direct_mmap && !fs.passthrough && session_direct_io(fi)) {
 		fi->direct_io = 1;
@@ -236,9 +309,12 @@ static void undo_open(struct inode *inode, const struct fuse_file_info *fi)
 	if (fs.passthrough)
 		end_passthrough(inode);
 #endif
+	if (file_direct_fd(fi) != -1)
+		close(file_direct_fd(fi));
 	if (may_dirty(fi))
-		atomic_fetch_sub(&inode->writers, 1);
-	close_files(file_fd(fi), file_direct_fd(fi));
+		end_writing(inode, fi);
+	else
+		close(file_fd(fi));
 }
 
 /* Opens a known inode, a regular file. */
@@ -269,7 +345,7 @@ void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 	int result = open_inode(req, inode_of(ino), fi);
 
 	if (result < 0)
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	else if (fuse_reply_open(req, fi) != 0)
 		undo_open(inode_of(ino), fi);
 }
@@ -283,7 +359,7 @@ static int lookup_open(int fd, fuse_ino_t parent, const char *name, struct fuse_
 {
 	struct inode *inode;
 	struct stat st;
-	int path_fd;
+	int path_fd, result;
 
 	if (name && lookup_name(inode_of(parent), name, entry) == 0) {
 		inode = inode_of(entry->ino);
@@ -292,7 +368,9 @@ static int lookup_open(int fd, fuse_ino_t parent, const char *name, struct fuse_
 		inode_forget(inode, 1);
 	}
 	path_fd = open_retrying(fd_path(fd).path, O_PATH | O_CLOEXEC);
-	return path_fd < 0 ? path_fd : lookup_fd(path_fd, entry);
+	result = path_fd < 0 ? path_fd : lookup_fd(path_fd, entry);
+	entry->entry_timeout = 0; /* if it had the name, it has it no more */
+	return result;
 }
 
 /* Fills entry and fi for fd, a new file; fd is closed on an error. name: as in lookup_open(). */
@@ -323,7 +401,7 @@ static void reply_create(
 	struct inode *inode;
 
 	if (result < 0) {
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 		return;
 	}
 	inode = inode_of(entry->ino);
@@ -388,5 +466,5 @@ void fs_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file
 void fs_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
 	undo_open(inode_of(ino), fi);
-	fuse_reply_err(req, 0);
+	session_reply_error(req, 0);
 }

@@ -17,31 +17,58 @@ union inode_flags {
 	struct fsxattr attr;
 };
 
+/* How long the last release of a file may take to get here after close(2). */
+#define RELEASE_MS 100
+
 /*
  * Linux before 5.13 sends them without a look at who calls: the owner changes flags, and only
  * root those that protect from everybody. 0 or errno.
  */
-static int check_setter(fuse_req_t req, int fd, unsigned int cmd, const union inode_flags *wanted)
+static int check_setter(fuse_req_t req, int fd, bool whole, unsigned protecting)
 {
 	uid_t caller = fuse_req_ctx(req)->uid;
-	bool whole = cmd == FS_IOC_FSSETXATTR;
-	union inode_flags now;
 	struct stat st;
-	unsigned changed;
 
 	if (fs.flags_checked || caller == 0)
 		return 0;
-	memset(&now, 0, sizeof(now));
-	if (fstat(fd, &st) == -1 || ioctl(fd, whole ? FS_IOC_FSGETXATTR : FS_IOC_GETFLAGS, &now))
+	if (fstat(fd, &st) == -1)
 		return errno;
 	if (st.st_uid != caller)
 		return whole ? EPERM : EACCES;
-	changed = whole ? now.attr.fsx_xflags ^ wanted->attr.fsx_xflags
-			: (unsigned)(now.flags ^ wanted->flags);
-	return changed & (whole ? FS_XFLAG_IMMUTABLE | FS_XFLAG_APPEND
-				: (unsigned)(FS_IMMUTABLE_FL | FS_APPEND_FL))
-		       ? EPERM
-		       : 0;
+	return protecting ? EPERM : 0;
+}
+
+/*
+ * Nobody writes to a file that is immutable, so neither what the kernel's cache holds of it.
+ * Nothing here may wait for the kernel to write that, see docs/fuse.md.
+ */
+static bool holds_data(struct inode *inode)
+{
+	for (int i = 0; i < RELEASE_MS && may_hold_data(inode); i++)
+		usleep(1000);
+	return may_hold_data(inode);
+}
+
+/* Whether the call may set wanted: 0 or errno. */
+static int check_change(fuse_req_t req, struct inode *inode, int fd, unsigned int cmd,
+	const union inode_flags *wanted)
+{
+	bool whole = cmd == FS_IOC_FSSETXATTR;
+	const unsigned immutable = whole ? FS_XFLAG_IMMUTABLE : FS_IMMUTABLE_FL;
+	const unsigned append = whole ? FS_XFLAG_APPEND : FS_APPEND_FL;
+	union inode_flags now;
+	unsigned old, new;
+	int result;
+
+	memset(&now, 0, sizeof(now));
+	if (ioctl(fd, whole ? FS_IOC_FSGETXATTR : FS_IOC_GETFLAGS, &now) == -1)
+		return errno;
+	old = whole ? now.attr.fsx_xflags : (unsigned)now.flags;
+	new = whole ? wanted->attr.fsx_xflags : (unsigned)wanted->flags;
+	result = check_setter(req, fd, whole, (old ^ new) & (immutable | append));
+	if (result == 0 && (new & ~old &immutable) && holds_data(inode))
+		result = EBUSY;
+	return result;
 }
 
 /*
@@ -63,26 +90,28 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	(void)fi;
 	(void)flags;
 	if (!(get && out_size >= size) && !(set && in_size >= size)) {
-		fuse_reply_err(req, ENOTTY);
+		session_reply_error(req, ENOTTY);
 		return;
 	}
 	path_fd = inode_get(inode);
 	if (path_fd < 0) {
-		fuse_reply_err(req, -path_fd);
+		session_reply_error(req, -path_fd);
 		return;
 	}
 	fd = open_retrying(fd_path(path_fd).path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 	inode_put(inode);
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	memset(&value, 0, sizeof(value));
 	if (set)
 		memcpy(&value, in, size);
-	result = set ? check_setter(req, fd, cmd, &value) : 0;
+	result = set ? check_change(req, inode, fd, cmd, &value) : 0;
 	if (result == 0 && ioctl(fd, cmd, &value) == -1)
 		result = errno;
+	if (set && result == 0)
+		atomic_store(&inode->names, NAMES_UNKNOWN);
 	close(fd);
 	/*
 	 * It changed the time of change, too, for which the kernel would not ask again. This waits
@@ -91,7 +120,7 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	if (set && result == 0)
 		fuse_lowlevel_notify_inval_inode(session.fuse, ino, -1, 0);
 	if (result)
-		fuse_reply_err(req, result);
+		session_reply_error(req, result);
 	else
 		fuse_reply_ioctl(req, 0, get ? &value : NULL, get ? size : 0);
 }

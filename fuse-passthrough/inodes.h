@@ -35,6 +35,9 @@ struct inode {
 	uint32_t slot;		    /* in the list of open descriptors */
 	atomic_bool used;	    /* since the search for victims came by */
 	atomic_uint writers;	    /* open files through which the kernel's cache gets new data */
+	atomic_int plain_fd;	    /* descriptor + 1 of one of them, see file.c; 0: none */
+	atomic_uchar names;	    /* of a directory: enum names in passthrough.h */
+	atomic_bool mapped;	    /* perhaps, since it may be so that stores are not seen here */
 	uint32_t opens;		    /* open files, under inode_lock() */
 	int32_t backing_id;	    /* shared by them for kernel passthrough; 0: none */
 };
@@ -95,7 +98,7 @@ void removal_end(struct removal *removal);
 /* Calls visit for each inode that has writers, without a lock. 0, or -ENOMEM: for some only. */
 int inodes_each_written(void (*visit)(struct inode *inode, void *data), void *data);
 
-/* Guards opens and backing_id of inode, and of others. */
+/* Guards opens, backing_id and changes of plain_fd of inode, and of others. */
 void inode_lock(struct inode *inode);
 void inode_unlock(struct inode *inode);
 

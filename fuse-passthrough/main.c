@@ -20,6 +20,16 @@
 #include "programs/exit_codes.h"
 #include "programs/standard_files.h"
 
+/* Types that linux/magic.h lacks, or has had for a short time only. */
+#define BCACHEFS_MAGIC 0xca451a4eUL
+#define EXFAT_MAGIC    0x2011bab0UL
+#define NTFS_MAGIC     0x5346544eUL
+#define NTFS3_MAGIC    0x7366746eUL
+#define HFS_MAGIC      0x4244UL
+#define HFSPLUS_MAGIC  0x482bUL
+#define CIFS_MAGIC     0xff534d42UL
+#define SMB2_MAGIC     0xfe534d42UL
+
 struct filesystem fs = {.synced_lock = PTHREAD_MUTEX_INITIALIZER};
 
 const char session_name[] = NAME;
@@ -185,16 +195,15 @@ static bool open_directories(void)
 	return result == 0;
 }
 
-/* Is SOURCE read-only? Then so is the mount: access(2) and others ask the kernel, not the daemon.
- */
-static bool is_read_only(void)
+/* Whether SOURCE is mounted with the flag of statvfs(3). */
+static bool is_mounted(unsigned long flag)
 {
 	struct inode *root = inode_of(FUSE_ROOT_ID);
 	struct statvfs st;
 	bool known = fstatvfs(inode_get(root), &st) == 0;
 
 	inode_put(root);
-	return known && (st.f_flag & ST_RDONLY);
+	return known && (st.f_flag & flag);
 }
 
 /* A lookup of the one before may be under way, if its asker was cut off. */
@@ -230,10 +239,15 @@ static bool each_written(session_visit *visit)
 	return inodes_each_written(visit_written, &visit) == 0;
 }
 
-/* What the kernel is to know of the mount. Not nodiratime, which libfuse 3.14 does not know. */
+/*
+ * What the kernel is to know of the mount. Not nodiratime, which libfuse 3.14 does not know. If
+ * SOURCE is read-only, so is the mount: access(2) and others ask the kernel, not the daemon. If
+ * writes to it are synchronous, the cache of the kernel must not hold them back.
+ */
 static bool add_mount_options(struct fuse_args *args)
 {
-	return (!is_read_only() || fuse_opt_add_arg(args, "-oro") == 0) &&
+	return (!is_mounted(ST_RDONLY) || fuse_opt_add_arg(args, "-oro") == 0) &&
+	       (!is_mounted(ST_SYNCHRONOUS) || fuse_opt_add_arg(args, "-osync") == 0) &&
 	       (!options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0);
 }
 
@@ -262,6 +276,26 @@ static bool closes_plainly(unsigned long type)
 }
 
 /*
+ * Do its directories have names without case? Of the first group each one may (chattr(1) +F), all
+ * of the second do, perhaps only because their server does.
+ */
+static enum names names_of(unsigned long type)
+{
+	static const unsigned long some[] = {
+		EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, TMPFS_MAGIC, BCACHEFS_MAGIC};
+	static const unsigned long all[] = {MSDOS_SUPER_MAGIC, EXFAT_MAGIC, NTFS_MAGIC, NTFS3_MAGIC,
+		HFS_MAGIC, HFSPLUS_MAGIC, SMB_SUPER_MAGIC, CIFS_MAGIC, SMB2_MAGIC};
+
+	for (size_t i = 0; i < sizeof(some) / sizeof(some[0]); i++)
+		if (type == some[i])
+			return NAMES_UNKNOWN;
+	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+		if (type == all[i])
+			return NAMES_WITHOUT_CASE;
+	return NAMES_WITH_CASE;
+}
+
+/*
  * The descriptor for a write for O_DIRECT, which waits for the device; -1 for all others, which end
  * in memory or need more than a write.
  */
@@ -270,12 +304,15 @@ static int ring_write_fd(const struct fuse_file_info *fi, bool kill_setid)
 	int fd = data_fd(fi);
 	struct stat st;
 
-	if (fd == file_fd(fi) || appends(fi) || kill_setid)
+	if (fd == file_fd(fi) || appends(fi) || only_appends(fi) || kill_setid)
 		return -1;
-	/* Then nobody has said whether these bits must go. */
-	if (!fs.killpriv_v2 && (fstat(fd, &st) == -1 || (st.st_mode & (S_ISUID | S_ISGID))))
+	/*
+	 * Then nobody has said whether these bits must go; or the ring takes the credentials that
+	 * the thread has when it submits, perhaps after a request that needs others.
+	 */
+	if ((!fs.killpriv_v2 || fs.passthrough) &&
+		(fstat(fd, &st) == -1 || (st.st_mode & (S_ISUID | S_ISGID))))
 		return -1;
-	caller_keep_setid();
 	return fd;
 }
 
@@ -308,6 +345,7 @@ int main(int argc, char *argv[])
 	type = source_type();
 	files.in_memory = in_memory(type);
 	fs.plain_close = closes_plainly(type);
+	fs.names = names_of(type);
 	fill_operations(&program.operations);
 	status = session_run(&args, &options.session, options.source, &program);
 	if (atomic_load(&fs.passthrough_refused))

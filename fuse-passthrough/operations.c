@@ -6,11 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
+
+#include <linux/fs.h>
 
 #include "passthrough.h"
 
@@ -64,7 +67,7 @@ int clear_setid(fuse_req_t req, int fd)
 /* Answers req with 0 or a negative errno. */
 static void reply(fuse_req_t req, int result)
 {
-	fuse_reply_err(req, -result);
+	session_reply_error(req, -result);
 }
 
 /* Answers req with attributes of the source. */
@@ -120,15 +123,48 @@ static int open_child(int dir, const char *name)
 	return fd == -1 ? -errno : (int)fd;
 }
 
+/*
+ * Finds out about names in the directory parent, open as dir. By the flag of chattr(1) +F: one that
+ * the daemon may not open, because it is not root, is taken for one without.
+ */
+static void learn_names(struct inode *parent, int dir)
+{
+	int flags = 0, fd;
+
+	do
+		fd = openat(dir, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	while (fd == -1 && fds_freed());
+	if (fd != -1) {
+		if (ioctl(fd, FS_IOC_GETFLAGS, &flags) == -1)
+			flags = 0;
+		close(fd);
+	}
+	atomic_store(&parent->names, flags & FS_CASEFOLD_FL ? NAMES_WITHOUT_CASE : NAMES_WITH_CASE);
+}
+
+/*
+ * Whether the kernel may remember which file a name in parent is, or that there is none. It does
+ * not see that a change of one name changes others that differ in case.
+ */
+static bool may_remember_names(const struct inode *parent)
+{
+	return fs.names != NAMES_WITHOUT_CASE && atomic_load(&parent->names) != NAMES_WITHOUT_CASE;
+}
+
 int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param *entry)
 {
-	int dir = inode_get(parent), fd;
+	int dir = inode_get(parent), fd, result;
 
 	if (dir < 0)
 		return dir;
+	if (fs.names == NAMES_UNKNOWN && atomic_load(&parent->names) == NAMES_UNKNOWN)
+		learn_names(parent, dir);
 	fd = open_child(dir, name);
 	inode_put(parent);
-	return fd < 0 ? fd : lookup_fd(fd, entry);
+	result = fd < 0 ? fd : lookup_fd(fd, entry);
+	if (result == 0 && !may_remember_names(parent))
+		entry->entry_timeout = 0;
+	return result;
 }
 
 /* Answers with the entry of name, or with result when that is an error. */
@@ -139,7 +175,7 @@ static void reply_name(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 	if (result == 0)
 		result = lookup_name(inode_of(parent), name, &entry);
 	if (result)
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	else if (fuse_reply_entry(req, &entry) != 0)
 		inode_forget(inode_of(entry.ino), 1); /* the kernel never heard of it */
 }
@@ -175,10 +211,10 @@ static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		result = lookup_synced(&entry);
 	else
 		result = lookup_name(inode_of(parent), name, &entry);
-	if (result == -ENOENT) {
+	if (result == -ENOENT && may_remember_names(inode_of(parent))) {
 		session_reply_absent(req);
 	} else if (result < 0) {
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	} else if (fuse_reply_entry(req, &entry) != 0) {
 		inode_forget(inode_of(entry.ino), 1);
 	}
@@ -220,13 +256,13 @@ static void fs_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi
 	struct stat st;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1 ? -errno : 0;
 	attr_done(ino, fi);
 	if (result)
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	else
 		reply_attr(req, ino, &st);
 }
@@ -238,14 +274,14 @@ static void fs_statx(fuse_req_t req, fuse_ino_t ino, int flags, int mask, struct
 	struct statx stx;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = statx(fd, "", flags | AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW, (unsigned)mask, &stx);
 	result = result == -1 ? -errno : 0;
 	attr_done(ino, fi);
 	if (result < 0) {
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 		return;
 	}
 	stx.stx_ino = shown_ino(makedev(stx.stx_dev_major, stx.stx_dev_minor), stx.stx_ino);
@@ -369,7 +405,7 @@ static void fs_setattr(
 	struct stat st;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = set_attributes(req, fd, fi != NULL, attr, what);
@@ -380,7 +416,7 @@ static void fs_setattr(
 		st.st_mode = (st.st_mode & S_IFMT) | (attr->st_mode & ALLPERMS);
 	attr_done(ino, fi);
 	if (result)
-		fuse_reply_err(req, -result);
+		session_reply_error(req, -result);
 	else
 		reply_attr(req, ino, &st);
 }
@@ -393,7 +429,7 @@ static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
 	ssize_t length;
 
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	length = readlinkat(fd, "", target, PATH_MAX);
@@ -401,7 +437,7 @@ static void fs_readlink(fuse_req_t req, fuse_ino_t ino)
 		int error = errno;
 
 		inode_put(inode);
-		fuse_reply_err(req, error);
+		session_reply_error(req, error);
 		return;
 	}
 	inode_put(inode);
@@ -417,13 +453,13 @@ static void fs_statfs(fuse_req_t req, fuse_ino_t ino)
 
 	session_note_statfs(req);
 	if (fd < 0) {
-		fuse_reply_err(req, -fd);
+		session_reply_error(req, -fd);
 		return;
 	}
 	result = fstatvfs(fd, &st) == -1 ? errno : 0;
 	inode_put(inode);
 	if (result)
-		fuse_reply_err(req, result);
+		session_reply_error(req, result);
 	else
 		fuse_reply_statfs(req, &st);
 }

@@ -27,6 +27,9 @@
 #include "fuse-session/session.h"
 #include "inodes.h"
 
+/* Whether two names in a directory that differ in case name one file. */
+enum names { NAMES_UNKNOWN, NAMES_WITH_CASE, NAMES_WITHOUT_CASE };
+
 /* The one file system of this process. Set up by main.c, constant once the session runs. */
 struct filesystem {
 	bool passthrough;   /* as asked for; turned off when the kernel does not have it */
@@ -34,6 +37,7 @@ struct filesystem {
 	bool killpriv_v2;   /* the kernel says when set-id bits must go */
 	bool direct_mmap;   /* O_DIRECT files may bypass the kernel's cache and still be mapped */
 	bool plain_close;   /* close(2) does nothing to a file of the source */
+	enum names names;   /* of all directories; unknown: of each its own */
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;
@@ -102,12 +106,24 @@ int file_fd(const struct fuse_file_info *fi);
  */
 int data_fd(const struct fuse_file_info *fi);
 
+/*
+ * Whether its descriptors write to the end of the file, whatever the offset: the file may only
+ * grow (chattr(1) +a).
+ */
+bool only_appends(const struct fuse_file_info *fi);
+
+/* The one to write by, for the write fi to inode. -1: none could put it where it belongs. */
+int write_fd(struct inode *inode, const struct fuse_file_info *fi);
+
 /* Whether a write goes to the end of the file, wherever that is by now, and not to its offset. */
 bool appends(const struct fuse_file_info *fi);
 
 /* Whether inode may have mappings through which the source changes without the kernel's seeing it.
  */
 bool changes_unseen(struct inode *inode);
+
+/* Whether the kernel may hold data of inode that the source does not have yet. */
+bool may_hold_data(struct inode *inode);
 
 void fs_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void fs_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode,

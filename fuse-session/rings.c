@@ -146,7 +146,7 @@ static void prepare_answer(struct entry *entry, int error, size_t length)
 {
 	struct fuse_out_header out = {
 		.len = (uint32_t)(sizeof(out) + length),
-		.error = error,
+		.error = error < -SESSION_LARGEST_ERROR ? -EIO : error,
 		.unique = entry->commit_id,
 	};
 

@@ -209,6 +209,11 @@ ssize_t session_read(int fd, char *memory, size_t size, off_t offset, size_t len
 	return (ssize_t)length;
 }
 
+int session_reply_error(fuse_req_t req, int error)
+{
+	return fuse_reply_err(req, error > SESSION_LARGEST_ERROR ? EIO : error);
+}
+
 void session_reply_absent(fuse_req_t req)
 {
 	const struct fuse_entry_param absent = {.entry_timeout = session.timeout};
@@ -216,7 +221,7 @@ void session_reply_absent(fuse_req_t req)
 	if (session.timeout > 0)
 		fuse_reply_entry(req, &absent);
 	else
-		fuse_reply_err(req, ENOENT);
+		session_reply_error(req, ENOENT);
 }
 
 void session_forget_multi(fuse_req_t req, size_t count, const struct fuse_forget_data *forgets,

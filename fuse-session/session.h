@@ -94,6 +94,14 @@ static inline bool session_read_may_go_on(size_t size, off_t offset, size_t leng
  */
 ssize_t session_read(int fd, char *memory, size_t size, off_t offset, size_t length);
 
+/*
+ * Answers with errno error, or 0: success. The kernel takes no answer with a larger one, such as
+ * ENOTSUPP, which some file systems give to programs, too, and the caller would wait forever:
+ * it is EIO. Returns what fuse_reply_err() does.
+ */
+#define SESSION_LARGEST_ERROR 511
+int session_reply_error(fuse_req_t req, int error);
+
 /* Answers a lookup of a name that does not exist, which the kernel may remember like a name. */
 void session_reply_absent(fuse_req_t req);
 /* Answers forget_multi: calls forget for each of them. */

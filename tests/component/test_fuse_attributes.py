@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 import shutil
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, aligned, as_user, direct, lacking_for_mode
+from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, aligned, as_user, bare_mapping, direct, lacking_for_mode
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
@@ -203,6 +203,29 @@ def test_root_keeps_setuid_and_chown_clears_it(fuse: Mount) -> None:
     assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY)
 
 
+def test_root_keeps_setuid_by_a_write_that_meets_an_open(fuse: Mount) -> None:
+    """One thread of the rings serves both, and submits the write with the rights that it has after the open."""
+    path = fuse.point / "program"
+    path.write_bytes(bytes(4096))
+    path.chmod(0o4755)
+    descriptor, cpus = direct(path), os.sched_getaffinity(0)
+    script = "import os, sys\nwhile True: os.close(os.open(sys.argv[1], os.O_RDONLY | os.O_CREAT))"
+    openers: list[subprocess.Popen[bytes]] = []
+    os.sched_setaffinity(0, {min(cpus)})
+    try:
+        openers += [subprocess.Popen([sys.executable, "-c", script, str(fuse.point / f"{n}")]) for n in range(3)]
+        with aligned(b"x" * 4096) as memory:
+            for _ in range(300):
+                os.pwritev(descriptor, [memory], 0)
+                assert mode(fuse.source / "program") == 0o4755
+    finally:
+        for opener in openers:
+            opener.kill()
+            opener.wait()
+        os.sched_setaffinity(0, cpus)
+        os.close(descriptor)
+
+
 def test_the_group_that_a_file_had_decides_over_setgid(fuse: Mount) -> None:
     """As native: a bit without group execution goes with a file of a group that its owner is not in."""
     if fuse.status["killpriv-v2"] != "on":
@@ -293,6 +316,22 @@ def test_times_of_access_are_kept_if_asked_for(
     assert (mount.point / "directory/file").read_text() == "new"
 
 
+def test_reading_a_directory_without_its_time(fuse: Mount) -> None:
+    """O_NOATIME, as backup programs open."""
+    times = []
+    for flags in (os.O_NOATIME, 0):
+        path = fuse.source / f"directory{flags}"
+        path.mkdir()
+        os.utime(path, (1, 2))
+        descriptor = os.open(fuse.point / path.name, os.O_RDONLY | os.O_DIRECTORY | flags)
+        try:
+            assert os.listdir(descriptor) == []
+        finally:
+            os.close(descriptor)
+        times.append(path.stat().st_atime == 1)
+    assert times == [True, False]
+
+
 def test_modification_is_seen_in_the_time(fuse: Mount) -> None:
     path = fuse.point / "file"
     path.write_text("text")
@@ -381,6 +420,28 @@ def test_inode_flags(fuse: Mount) -> None:
         checked(["rm", "-r", str(fuse.point / "other")])
 
 
+def test_a_file_with_data_in_the_cache_does_not_become_immutable(fuse: Mount) -> None:
+    """Nobody could write them any more. Where it does, the source has them."""
+    need("chattr")
+    path, below = fuse.point / "file", fuse.source / "file"
+    # To write only, there is something to lose with write-back; also to read, mappings.
+    for flags, safe in (
+        (os.O_WRONLY, fuse.status["writeback"] == "off"),
+        (os.O_RDWR, "on" in fuse.status["passthrough"]),
+    ):
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_TRUNC)
+        try:
+            os.write(descriptor, b"text")
+            result = run(["chattr", "+i", str(path)])
+            assert (result.returncode == 0) is safe
+            assert "busy" in result.stderr or safe
+            os.fsync(descriptor)
+            assert below.read_bytes() == b"text"
+        finally:
+            os.close(descriptor)
+            checked(["chattr", "-i", str(below)])
+
+
 @pytest.mark.parametrize("made", ["before", "now"])
 def test_stores_to_a_mapping_change_times(fuse: Mount, made: str) -> None:
     """With kernel passthrough, neither the kernel nor the daemon sees them."""
@@ -389,11 +450,11 @@ def test_stores_to_a_mapping_change_times(fuse: Mount, made: str) -> None:
         path.write_bytes(bytes(4096))
         path.stat()  # the kernel keeps this
 
-    def store_and_compare(memory: mmap.mmap) -> None:
+    def store_and_compare(memory: ctypes.Array[ctypes.c_char], sync: Callable[[], None]) -> None:
         before = path.stat()
         time.sleep(0.02)
-        memory[0] ^= 1
-        memory.flush()
+        memory[0] = bytes([memory[0][0] ^ 1])
+        sync()
         after = path.stat()
         assert before.st_mtime_ns < after.st_mtime_ns and before.st_ctime_ns < after.st_ctime_ns
         if fuse.status["writeback"] != "on":  # the kernel's own clock
@@ -401,12 +462,14 @@ def test_stores_to_a_mapping_change_times(fuse: Mount, made: str) -> None:
 
     with path.open("r+b" if made == "before" else "w+b", buffering=0) as file:
         file.truncate(4096)
-        with mmap.mmap(file.fileno(), 4096) as memory:
-            store_and_compare(memory)
-            store_and_compare(memory)
+        with bare_mapping(file.fileno(), 4096) as (memory, sync):
+            store_and_compare(memory, sync)
+            file.close()  # the mapping goes on
+            store_and_compare(memory, sync)
             time.sleep(0.02)
-            memory[0] ^= 1
-    assert path.read_bytes()[:2] == b"\x01\0"
+            store_and_compare(memory, sync)
+            memory[0] = bytes([memory[0][0] ^ 1])
+    assert path.read_bytes()[:2] == b"\0\0"
     if fuse.status["writeback"] != "on":
         assert path.stat().st_mtime_ns == below.stat().st_mtime_ns
 

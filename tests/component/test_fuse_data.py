@@ -228,6 +228,64 @@ def test_file_that_can_only_grow(fuse: Mount) -> None:
         checked(["chattr", "-a", str(fuse.source / "log")])
 
 
+def test_written_data_of_a_file_that_can_only_grow_by_now(fuse: Mount) -> None:
+    """What the cache holds of it goes where it belongs, through whatever descriptor the kernel takes."""
+    path, flags = fuse.point / "log", os.O_WRONLY | os.O_APPEND
+    first = os.open(path, flags | os.O_CREAT)
+    again = os.open(path, flags)
+    written = b""
+
+    def write(descriptor: int, data: bytes) -> None:
+        nonlocal written
+        assert os.write(descriptor, data) == len(data)
+        written += data
+
+    try:
+        write(first, b"one\n")
+        os.fsync(first)
+        checked(["chattr", "+a", str(path)])
+        late = os.open(path, flags)
+        try:
+            write(first, b"two\n")
+            os.fsync(first)
+            assert (fuse.source / "log").read_bytes() == written
+            write(first, b"A" * (2 * 4096 - len(written)))  # no page of it is written again
+            write(late, b"three\n")
+            assert path.read_bytes() == written
+            os.close(first)
+            first = -1
+            write(again, b"four\n")
+            os.close(again)
+            again = -1
+            write(late, b"five\n")
+        finally:
+            os.close(late)
+        assert (fuse.source / "log").read_bytes() == path.read_bytes() == written
+    finally:
+        for descriptor in {first, again} - {-1}:
+            os.close(descriptor)
+        checked(["chattr", "-a", str(fuse.source / "log")])
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "passthrough" not in mode])
+def test_mapping_of_a_file_that_can_only_grow(mode: str, fuse_start: FuseStart) -> None:
+    """What is stored there is nowhere in the source, and an error tells."""
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    mount = fuse_start(*MODES[mode])
+    (mount.source / "log").write_bytes(b"first ")
+    checked(["chattr", "+a", str(mount.source / "log")])
+    try:
+        with (mount.point / "log").open("a+b", buffering=0) as file, pytest.raises(OSError) as caught:
+            with mmap.mmap(file.fileno(), 6) as mapped:
+                mapped[0:1] = b"X"
+                mapped.flush()
+        assert caught.value.errno in (errno.EPERM, errno.EIO, errno.ENODEV)  # ENODEV: libfuse before 3.17
+        assert (mount.source / "log").read_bytes() == b"first "
+    finally:
+        checked(["chattr", "-a", str(mount.source / "log")])
+
+
 def test_mapped_and_written_data_agree(fuse: Mount) -> None:
     path = fuse.point / "file"
     path.write_bytes(bytes(8192))

@@ -7,20 +7,23 @@ import errno
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 
 import pytest
-from fuse_mount import MODES, NOBODY, Mount, as_user, lacking_for_mode, start, unmount
+from fuse_mount import MODES, NOBODY, Mount, as_user, lacking_for_mode, start, traced, unmount
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 FILES = 3000
 FEW_FILES = ("prlimit", "--nofile=256")
+# As acl(5) lies in its attribute: read and write for the user, read for the group and others.
+ACL = bytes.fromhex("02000000 01000600ffffffff 04000400ffffffff 20000400ffffffff")
 
 
 def descriptors(mount: Mount) -> int:
@@ -217,26 +220,68 @@ def test_file_removed_below_is_stale_not_another(fuse_source: Path, fuse_start: 
         os.close(descriptor)
 
 
-def test_source_without_file_handles(tmp_path: Path) -> None:
-    """Then every inode keeps its descriptor, and the status line says so."""
-    for name in ("source", "mount"):
-        (tmp_path / name).mkdir()
-    mounted = run(["mount", "-t", "ramfs", "userblk-test", str(tmp_path / "source")])
+@pytest.fixture
+def on_ramfs(request: pytest.FixtureRequest, fuse_source: Path) -> Iterator[Mount]:
+    """Over a file system that lacks much, where every user may enter. The parameter: options of its mount."""
+    options = getattr(request, "param", "rw")
+    mounted = run(["mount", "-t", "ramfs", "-o", options, "userblk-test", str(fuse_source)])
     if mounted.returncode != 0:
         pytest.skip(f"kernel: no ramfs: {mounted.stderr}")
     try:
-        mount = start(tmp_path / "source", tmp_path / "mount")
+        mount = start(fuse_source, fuse_source.with_name("mount"))
         try:
-            for number in range(100):
-                (mount.point / str(number)).write_text("text")
-            assert [(mount.point / str(n)).read_text() for n in range(100)] == ["text"] * 100
-            expected = descriptors(mount) >= 100
-            assert (mount.status["handles"] == "refused") is expected
+            yield mount
             mount.unmount()
         finally:
             mount.kill()
     finally:
-        unmount(tmp_path / "source")
+        unmount(fuse_source)
+
+
+def test_source_without_file_handles(on_ramfs: Mount) -> None:
+    """Then every inode keeps its descriptor, and the status line says so."""
+    for number in range(100):
+        (on_ramfs.point / str(number)).write_text("text")
+    assert [(on_ramfs.point / str(n)).read_text() for n in range(100)] == ["text"] * 100
+    expected = descriptors(on_ramfs) >= 100
+    assert (on_ramfs.status["handles"] == "refused") is expected
+
+
+def test_source_without_acls_is_open_to_all(on_ramfs: Mount) -> None:
+    """The kernel, which asks for them before anybody but the owner may do a thing, takes no error for an answer."""
+    (on_ramfs.point / "file").write_text("text")
+    (on_ramfs.point / "file").chmod(0o644)
+    listed = as_user(NOBODY, "ls", str(on_ramfs.point))
+    assert (listed.stdout, listed.stderr) == ("file\n", "")
+    assert as_user(NOBODY, "cat", str(on_ramfs.point / "file")).stdout == "text"
+    for top in (on_ramfs.source, on_ramfs.point):
+        with pytest.raises(OSError) as caught:
+            os.setxattr(top / "file", "system.posix_acl_access", ACL)
+        assert caught.value.errno == errno.EOPNOTSUPP
+
+
+@pytest.mark.parametrize("on_ramfs", ["sync"], indirect=True)
+def test_writes_to_a_synchronous_source_are_synchronous(on_ramfs: Mount) -> None:
+    with (on_ramfs.point / "file").open("wb", buffering=0) as file:
+        file.write(b"text")
+        assert (on_ramfs.source / "file").read_bytes() == b"text"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_errors_that_the_kernel_takes_from_nobody(mode: str, fuse_start: FuseStart) -> None:
+    """Some file systems let their own ones out: here ENOTSUPP."""
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    mount = fuse_start(*MODES[mode], wrapper=traced("getxattr", "error=524"))
+    (mount.source / "file").write_text("text")
+    script = "import os, sys; os.getxattr(sys.argv[1], 'user.one')"
+    argv = [sys.executable, "-c", script, str(mount.point / "file")]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as asked:
+        try:
+            assert "[Errno 5]" in asked.communicate(timeout=20)[1]
+        except subprocess.TimeoutExpired:
+            mount.kill()  # nothing else ends it
+            raise
 
 
 def test_links_lead_where_the_user_may_go(fuse: Mount) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fuse_mount import LIBFUSE, Mount, aligned
+from fuse_mount import LIBFUSE, Mount, aligned, traced
 from nbdkit_server import checked, run
 from waiting import wait_until
 
@@ -164,6 +164,30 @@ def test_longest_names(fuse_default: Mount) -> None:
         (fuse_default.point / ("n" * 256)).touch()
     assert caught.value.errno == errno.ENAMETOOLONG
     assert os.listdir(fuse_default.source) == ["n" * 255]
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"), [("fstatfs", "@arg2=444d000000000000"), ("ioctl", "@arg3=00000040")], ids=["vfat", "chattr +F"]
+)
+def test_names_without_case(call: str, answer: str, fuse_start: FuseStart) -> None:
+    """
+    The kernel does not keep what a change by the other name makes wrong. On any kernel: strace(1) gives the source the
+    type or the flag of one with such names, and the other ones change in the source as they would there.
+    """
+    mount = fuse_start(wrapper=traced(call, f"poke_exit={answer}"))
+    above, below = mount.point / "d", mount.source / "d"
+    below.mkdir()
+    (below / "foo").write_text("old")
+    os.link(below / "foo", below / "FOO")
+    assert (above / "foo").read_text() == (above / "FOO").read_text() == "old"
+    (above / "foo").unlink()
+    (below / "FOO").unlink()
+    (above / "FOO").write_text("new")
+    assert (below / "FOO").read_text() == "new"
+    assert not (above / "bar").exists()
+    (above / "BAR").touch()
+    os.link(below / "BAR", below / "bar")
+    assert (above / "bar").exists()
 
 
 def test_fsync_of_a_directory(fuse: Mount) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ ALL_MODES = os.environ.get("USERBLK_FUSE_ALL_MODES") == "1"
 DISK_BYTES = 4 << 30
 GRACE_S = 20.0  # after which a test asks what keeps a daemon from its end
 NOBODY = 65534
+MS_SYNC = 4
 
 MODES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -326,6 +328,26 @@ def aligned(data: bytes) -> mmap.mmap:
     memory = mmap.mmap(-1, max(len(data), 1))
     memory.write(data)
     return memory
+
+
+@contextmanager
+def bare_mapping(descriptor: int, size: int) -> Iterator[tuple[ctypes.Array[ctypes.c_char], Callable[[], None]]]:
+    """A shared mapping, and what syncs it: unlike an mmap.mmap, without a descriptor of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    assert address != ctypes.c_void_p(-1).value, os.strerror(ctypes.get_errno())
+
+    def sync() -> None:
+        assert libc.msync(address, size, MS_SYNC) == 0, os.strerror(ctypes.get_errno())
+
+    try:
+        yield (ctypes.c_char * size).from_address(address), sync
+    finally:
+        libc.munmap(address, size)
 
 
 def stat_errno(path: Path) -> int:

@@ -25,7 +25,14 @@ RENAME_FLAGS = {"noreplace": 1, "exchange": 2}
 LATEST_NS = 1 << 60  # of a time that is set: in 2006
 FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-size": 17}
 
+FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, APPEND_FL = 0x80086601, 0x40086602, 0x20
+MS_SYNC, MAP_FAILED = 4, ctypes.c_void_p(-1).value
+
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 _libc.linkat.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
@@ -148,6 +155,22 @@ class World:
         with _memory(byte.encode() * size) as memory:
             return os.writev(self.files[slot], [memory])
 
+    def write_while_it_may_only_grow(self, slot: int, byte: str, size: int) -> int:
+        """By the open file of before, while there is one that was opened under chattr(1) +a."""
+        file = self.files[slot]
+        flags = int.from_bytes(fcntl.ioctl(file, FS_IOC_GETFLAGS, bytes(8))[:4], "little")
+        fcntl.ioctl(file, FS_IOC_SETFLAGS, (flags | APPEND_FL).to_bytes(8, "little"))
+        try:
+            late = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_APPEND)
+            try:
+                written = self.write(slot, byte, size)
+                os.fsync(file)
+                return written
+            finally:
+                os.close(late)
+        finally:
+            fcntl.ioctl(file, FS_IOC_SETFLAGS, flags.to_bytes(8, "little"))
+
     def pread(self, slot: int, size: int, offset: int) -> str:
         self._settle_size(slot)
         with _memory(bytes(size)) as memory:
@@ -261,6 +284,27 @@ class World:
 
     def msync(self, slot: int) -> None:
         self.maps[slot][1].flush()
+
+    def store_alone(self, slot: int, byte: str) -> bool:
+        """Closes the file, and tells whether a store to a mapping of it changes its time of modification."""
+        watched = os.open(f"/proc/self/fd/{self.files[slot]}", os.O_PATH)
+        path = f"/proc/self/fd/{watched}"
+        try:
+            if os.stat(path).st_size == 0:
+                raise OSError(errno.EINVAL, "beyond the file there is a signal")
+            address = _libc.mmap(None, 1, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self.files[slot], 0)
+            if address == MAP_FAILED:
+                raise OSError(ctypes.get_errno(), "")
+            self.close(slot)
+            try:
+                os.utime(path, ns=(1, 1))
+                ctypes.memset(address, ord(byte), 1)
+                _checked(_libc.msync(address, 1, MS_SYNC))
+                return os.stat(path).st_mtime_ns > 1
+            finally:
+                _libc.munmap(address, 1)
+        finally:
+            os.close(watched)
 
     # ---- names
 
