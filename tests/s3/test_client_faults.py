@@ -25,6 +25,7 @@ from fault_proxy import (
     reset_in_reply,
     reset_in_request,
     shortened_reply,
+    throttled,
     whole_for_range,
 )
 from servers import S3Client, Versitygw
@@ -143,6 +144,44 @@ def test_gives_up_at_the_deadline(connect: Connect, proxy: FaultProxy, key: str)
     proxy.add(Rule(delayed(after=lambda: 30.0)))
     answer = connect(proxy.url, retry_deadline=1)("get", key, 0, 4096)
     assert answer["result"] == -EIO
+
+
+def test_requests_that_move_are_not_given_up(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """Over a line that takes longer than the deadline, which the requests share or wait for."""
+    put(s3, key)
+    proxy.add(Rule(throttled(8 * MIB), "PUT"))
+    proxy.add(Rule(throttled(MIB), "GET"))
+    for connections, command, seconds in (
+        # Some MiB of each body are in the buffers of the kernel at once.
+        (3, ("put", f"{key}-%", 16 * MIB, 3), 6),
+        (3, ("get", key, 0, 2 * MIB), 6),
+        (1, ("get", key, 0, 2 * MIB), 6),
+    ):
+        driver = connect(proxy.url, retry_deadline=2, connections=connections)
+        began = time.monotonic()
+        answer = driver("parallel", 3, *command)
+        assert (answer["results"], answer["retries"]) == ({"0": 3}, 0), driver.reported
+        assert time.monotonic() - began > seconds - 0.5
+
+
+def test_deadline_counts_from_the_last_progress(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """What has moved for longer than that is tried again when it fails, and given up if that lasts."""
+
+    def moved_and_reset(exchange: Exchange) -> None:
+        exchange.forward()
+        exchange.relay(change=lambda offset, data: (time.sleep(len(data) / MIB), data)[1], limit=2 * MIB)
+
+    put(s3, key)
+    driver = connect(proxy.url, retry_deadline=1)
+    proxy.add(Rule(moved_and_reset, "GET", times=1))
+    answer = driver("get", key, 0, 3 * MIB)
+    assert (answer["result"], answer["retries"]) == (0, 1)
+    proxy.clear()
+    proxy.add(Rule(moved_and_reset, "GET"))
+    began = time.monotonic()
+    answer = driver("get", key, 0, 3 * MIB)
+    assert (answer["result"], answer["retries"]) == (-EIO, 1) and "given up after" in answer["message"]
+    assert time.monotonic() - began < 10
 
 
 def test_outlasts_an_outage_and_tells(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:

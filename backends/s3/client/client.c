@@ -132,7 +132,9 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->body = NULL;
 	req->began = s3_client_now();
 	seconds = req->retry_deadline ? req->retry_deadline : (uint32_t)s->retry_deadline;
-	req->deadline = seconds ? req->began + seconds * S3_SECOND : 0;
+	req->patience = seconds * S3_SECOND;
+	req->deadline = seconds ? req->began + req->patience : 0;
+	req->failing = false;
 
 	/* Here, in the caller's thread, rather than where it would hold up other requests. */
 	if (req->op == S3_DELETE_MANY) {

@@ -170,6 +170,8 @@ void s3_store_note_success(struct s3_store *s);
 
 /* ---- callbacks.c ---- */
 
+/* A request makes progress: it has its patience again, unless an attempt has failed before. */
+void s3_request_progressed(struct s3_request *req);
 /* The body is sent, or received, from its beginning again. */
 void s3_transfer_rewind_body(struct s3_transfer *t);
 /* As CURLOPT_READFUNCTION. */

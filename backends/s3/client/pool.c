@@ -21,10 +21,6 @@
 #include "backends/s3/client/internal.h"
 #include "backends/s3/client/keyring.h"
 
-#define CONNECT_TIMEOUT 10L /* seconds; less if the timeout is */
-/* Bytes a second under which a transfer makes no progress. */
-#define PROGRESS_LEAST 1024L
-
 /* ---- the loop of a pool ------------------------------------------------------------- */
 
 static int on_timer(CURLM *multi, long ms, void *opaque)
@@ -226,10 +222,6 @@ static int set_up_easy(struct s3_transfer *t)
 	code |= curl_easy_setopt(e, CURLOPT_USERAGENT, "userblk/" USERBLK_VERSION);
 	code |= curl_easy_setopt(e, CURLOPT_PATH_AS_IS, 1L);
 	code |= curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
-	code |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT,
-		s->timeout < CONNECT_TIMEOUT ? s->timeout : CONNECT_TIMEOUT);
-	code |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, PROGRESS_LEAST);
-	code |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, s->timeout);
 	code |= curl_easy_setopt(e, CURLOPT_UPLOAD_BUFFERSIZE, S3_BUFFER_LARGE);
 	code |= curl_easy_setopt(e, CURLOPT_READFUNCTION, s3_transfer_on_read);
 	code |= curl_easy_setopt(e, CURLOPT_READDATA, t);
