@@ -58,6 +58,7 @@ static struct {
 static bool ignores_none_match, ignores_match;
 static uint64_t stored, limit; /* bytes */
 static uint64_t latency;       /* ns */
+static uint64_t line;	       /* bytes a second; 0: any */
 static unsigned page = PAGE;
 static bool begins_empty;
 
@@ -78,7 +79,7 @@ void fake_store_reset(void)
 	fault.left = fault.met = 0;
 	fake_store_release(S3_GET, NULL);
 	fake_store_ignore(false, false);
-	stored = limit = latency = 0;
+	stored = limit = latency = line = 0;
 	page = PAGE;
 	begins_empty = false;
 }
@@ -159,6 +160,13 @@ void fake_store_limit(uint64_t bytes)
 {
 	pthread_mutex_lock(&objects_lock);
 	limit = bytes;
+	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_line(uint64_t bytes_per_s)
+{
+	pthread_mutex_lock(&objects_lock);
+	line = bytes_per_s;
 	pthread_mutex_unlock(&objects_lock);
 }
 
@@ -335,6 +343,8 @@ static int put(struct s3_request *req, const struct object *o)
 		return o ? -EEXIST : -ENOENT;
 	for (int i = 0; i < req->iovcnt; i++)
 		length += req->iov[i].iov_len;
+	if (line && req->limit && length > line * req->limit)
+		return -EIO;
 	if (limit && stored + length - (o ? o->length : 0) > limit)
 		return -ENOSPC;
 	data = malloc(length + 1);
