@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from errno import EEXIST, EIO, EPROTO
+from errno import EEXIST, EIO, EPROTO, ESHUTDOWN
 from typing import Any
 
 import pytest
@@ -181,6 +181,19 @@ def test_deadline_counts_from_the_last_progress(connect: Connect, proxy: FaultPr
     began = time.monotonic()
     answer = driver("get", key, 0, 3 * MIB)
     assert (answer["result"], answer["retries"]) == (-EIO, 1) and "given up after" in answer["message"]
+    assert time.monotonic() - began < 10
+
+
+def test_what_can_be_dropped_ends_at_once(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """On its way, waiting for a connection, or to be tried again; the others go on."""
+    put(s3, key)
+    driver = connect(proxy.url, connections=4)
+    proxy.add(Rule(refused(503, "SlowDown"), "GET", times=2))
+    proxy.add(Rule(delayed(before=lambda: 1.0), "GET"))
+    answer = driver("drop", 20, "get", key, 0, 4096)
+    assert answer["results"] == {"0": 10, str(-ESHUTDOWN): 10} and answer["called"] == 1
+    began = time.monotonic()
+    assert driver("drop", 2, "get", key, 0, 4096)["results"] == {"0": 1, str(-ESHUTDOWN): 1}
     assert time.monotonic() - began < 10
 
 

@@ -515,7 +515,7 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	s->in_flight++;
 	p->in_flight++;
 	start_pool(p);
-	if (s->stopping) {
+	if (s->stopping || (s->dropping && req->droppable)) {
 		f->refs++;
 		sim_at(sim_now(), cancel, f, 0);
 	} else {
@@ -525,14 +525,28 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	return 0;
 }
 
+/* Ends all requests, or those that can be dropped. */
+static void cancel_flights(struct s3_store *s, bool all)
+{
+	for (struct flight *f = s->flights; f; f = f->next)
+		if (all || (f->req && f->req->droppable)) {
+			f->refs++;
+			sim_at(sim_now(), cancel, f, 0);
+		}
+}
+
 void s3_store_stop(struct s3_store *s)
 {
 	s->stopping = true;
-	for (struct flight *f = s->flights; f; f = f->next) {
-		f->refs++;
-		sim_at(sim_now(), cancel, f, 0);
-	}
+	cancel_flights(s, true);
 	sim_point("stop", s);
+}
+
+void s3_store_drop(struct s3_store *s)
+{
+	s->dropping = true;
+	cancel_flights(s, false);
+	sim_point("drop", s);
 }
 
 /* It stays in memory: attempts may still be on their way. */

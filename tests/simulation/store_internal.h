@@ -80,7 +80,7 @@ struct s3_store {
 	unsigned connections, in_flight;
 	uint64_t retry_deadline, failing_since;
 	struct s3_store_counters counters;
-	bool stopping;
+	bool stopping, dropping;
 	unsigned watched;
 };
 

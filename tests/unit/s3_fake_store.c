@@ -26,7 +26,7 @@ struct s3_store {
 	pthread_t thread;
 	struct s3_request *queue;
 	unsigned queued, random;
-	bool started, ending, stopped;
+	bool started, ending, stopped, dropping;
 };
 
 static pthread_mutex_t objects_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -464,15 +464,23 @@ static bool *served(struct s3_request *req)
 	return (bool *)req->digest;
 }
 
+/* Does the store no longer do it? */
+static bool is_over(const struct s3_store *s, const struct s3_request *req)
+{
+	return s->stopped || (s->dropping && req->droppable);
+}
+
 /* Is it to wait now, before it takes effect (after false) or before it is answered? */
 static bool is_held(const struct s3_store *s, struct s3_request *req, bool after)
 {
 	bool yes = false;
 
-	if (!s->stopped && req->due > now_ns())
+	if (is_over(s, req))
+		return false;
+	if (req->due > now_ns())
 		return true;
 	pthread_mutex_lock(&objects_lock);
-	for (size_t i = 0; !s->stopped && i < sizeof holds / sizeof holds[0]; i++)
+	for (size_t i = 0; i < sizeof holds / sizeof holds[0]; i++)
 		if (holds[i].on && holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
 			after == (holds[i].how != NOTHING) &&
 			(!holds[i].one || holds[i].one == req)) {
@@ -539,7 +547,7 @@ static void *work(void *opaque)
 			continue;
 		}
 		req = *link;
-		if (!s->stopped && !*served(req) && is_held(s, req, true)) {
+		if (!*served(req) && is_held(s, req, true)) {
 			req->result = serve(req);
 			*served(req) = true;
 			continue;
@@ -547,7 +555,7 @@ static void *work(void *opaque)
 		*link = req->next;
 		s->queued--;
 		pthread_mutex_unlock(&s->lock);
-		if (s->stopped)
+		if (is_over(s, req))
 			req->result = -ESHUTDOWN;
 		else if (!*served(req) || is_repeated(req))
 			req->result = serve(req);
@@ -624,6 +632,13 @@ void s3_store_stop(struct s3_store *s)
 {
 	pthread_mutex_lock(&s->lock);
 	s->stopped = true;
+	pthread_mutex_unlock(&s->lock);
+}
+
+void s3_store_drop(struct s3_store *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->dropping = true;
 	pthread_mutex_unlock(&s->lock);
 }
 

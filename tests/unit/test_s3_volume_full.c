@@ -144,6 +144,22 @@ static void *release_first(void *opaque)
 	return opaque;
 }
 
+/* An end does not wait for it. */
+static void test_an_end_beside_a_reserve(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128M");
+	fake_store_hold(S3_PUT, "/probe/");
+	for (unsigned n = 0; n < 48; n++)
+		assert_int_equal(write_mib(&d, n, n), 0);
+	fake_store_wait_held(S3_PUT, "/probe/");
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* A refusal from before the reserve made room, which is seen after that, is none. */
 static void test_a_refusal_from_before_the_room(void **state)
 {
@@ -323,6 +339,7 @@ int main(void)
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_reserve_that_is_being_put),
+		cmocka_unit_test(test_an_end_beside_a_reserve),
 		cmocka_unit_test(test_a_refusal_from_before_the_room),
 		cmocka_unit_test(test_a_reserve_over_a_slow_line),
 		cmocka_unit_test(test_space_over_a_slow_line),

@@ -311,9 +311,9 @@ void s3_store_park(struct s3_store *s)
 	s3_keyring_park(s->keyring);
 }
 
-void s3_store_stop(struct s3_store *s)
+/* Has the pools look at what is to end. */
+static void wake_pools(struct s3_store *s)
 {
-	atomic_store(&s->stopping, true);
 	for (int i = 0; i < S3_POOLS; i++) {
 		struct s3_connections *p = &s->pools[i];
 
@@ -322,6 +322,18 @@ void s3_store_stop(struct s3_store *s)
 			eventfd_write(p->wake_fd, 1);
 		pthread_mutex_unlock(&p->lock);
 	}
+}
+
+void s3_store_stop(struct s3_store *s)
+{
+	atomic_store(&s->stopping, true);
+	wake_pools(s);
+}
+
+void s3_store_drop(struct s3_store *s)
+{
+	atomic_store(&s->dropping, true);
+	wake_pools(s);
 }
 
 void s3_store_close(struct s3_store *s)

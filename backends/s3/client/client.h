@@ -215,6 +215,7 @@ struct s3_request {
 	/* Seconds of failure after which it ends, in which none of it moves; 0: the store's */
 	uint32_t retry_deadline;
 	uint32_t limit; /* seconds after which it ends even if it moves; 0: none */
+	bool droppable; /* s3_store_drop() ends it */
 	/* Called once by the pool's thread, which it must not keep waiting; it may submit and may
 	 * free the request. */
 	void (*done)(struct s3_request *req);
@@ -236,7 +237,7 @@ struct s3_request {
 	 * -EPROTO	what answers is no S3 store, or its certificate is not trusted
 	 * -EINVAL	the store found the request wrong in another way
 	 * -EIO		still failing at the deadline
-	 * -ESHUTDOWN	the store is being stopped
+	 * -ESHUTDOWN	the store is being stopped, or no longer does what can be dropped
 	 * A PUT or DELETE that ends in -EIO or -ESHUTDOWN may have happened all the same.
 	 */
 	int result;
@@ -278,6 +279,8 @@ void s3_store_park(struct s3_store *store);
  * at once: done() of those in flight is called by the threads.
  */
 void s3_store_stop(struct s3_store *store);
+/* The same of those requests alone that can be dropped. */
+void s3_store_drop(struct s3_store *store);
 /* s3_store_stop(), waits until every done() has returned, frees. NULL is fine. Not from a done().
  */
 void s3_store_close(struct s3_store *store);

@@ -123,7 +123,7 @@ struct s3_store {
 	uint64_t hedge; /* percentile; 0: none */
 
 	struct s3_keyring *keyring;
-	_Atomic bool stopping;
+	_Atomic bool stopping, dropping;
 	_Atomic uint64_t in_flight; /* accepted, and done() has not returned */
 	pthread_mutex_t idle_lock;
 	pthread_cond_t idle;	      /* nothing in flight */

@@ -201,6 +201,7 @@ static int put_reserve(struct s3_volume *v, uint64_t bytes)
 			.crc32c = v->checksums ? &crc32c : NULL,
 			.retry_deadline = PATIENCE,
 			.limit = bytes > v->batch_size ? PATIENCE : 0,
+			.droppable = true,
 		};
 
 		reserve_key(v, key);
