@@ -140,7 +140,7 @@ static int sign_request(struct s3_transfer *t, const char *path, const char *que
 	const struct s3_store *s = t->pool->store;
 	const struct s3_request *req = t->req;
 	const struct s3_credentials *c = &t->pool->credentials;
-	char timestamp[S3_TIMESTAMP], payload[S3_SHA256_HEX], range[64], sum[9];
+	char timestamp[S3_TIMESTAMP], payload[S3_SHA256_HEX], range[64], sum[45];
 	char authorization[S3_AUTHORIZATION_MAX];
 	struct headers h = {.n = 0};
 	int r;
@@ -181,7 +181,10 @@ static int sign_request(struct s3_transfer *t, const char *path, const char *que
 	}
 	if (req->op == S3_DELETE_MANY) {
 		add_header(&h, "content-type", "application/xml");
-		add_header(&h, "content-md5", req->md5);
+		/* Every store knows MD5, which this host may not. */
+		EVP_EncodeBlock((unsigned char *)sum, req->digest, sizeof req->digest);
+		add_header(&h, req->md5[0] ? "content-md5" : "x-amz-checksum-sha256",
+			req->md5[0] ? req->md5 : sum);
 	}
 	r = s3_sign(&t->pool->signer, timestamp, methods[req->op], path, query, h.list, h.n,
 		payload, authorization, sizeof authorization);

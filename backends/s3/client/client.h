@@ -255,7 +255,7 @@ struct s3_request {
 	bool failing;		       /* an attempt has failed: the deadline stays */
 	uint64_t length;	       /* bytes of iov */
 	char *body;		       /* DELETE_MANY: XML */
-	char md5[25];		       /* of body, in base64 */
+	char md5[25];		       /* of body, in base64; "": there is no MD5 */
 	uint8_t digest[32];	       /* SHA-256 of what is sent */
 	unsigned mismatches;
 };
