@@ -355,7 +355,7 @@ static const char *socket_path;
 
 ssize_t __real_pwritev64(int fd, const struct iovec *iov, int n, off_t at);
 ssize_t __wrap_pwritev64(int fd, const struct iovec *iov, int n, off_t at);
-/* Of the cache file: fails when the socket is gone. */
+/* That of the cache file, which fails when the socket is gone. */
 ssize_t __wrap_pwritev64(int fd, const struct iovec *iov, int n, off_t at)
 {
 	if (!socket_path)

@@ -248,6 +248,38 @@ static void test_store_without_conditions(void **state)
 	fake_store_reset();
 }
 
+/*
+ * Without conditions an upload of a killed writer that arrives late replaces an object of the next
+ * one. Nothing can undo that, but what was flushed is not taken for never written.
+ */
+static void test_late_upload_without_conditions(void **state)
+{
+	uint8_t object[64 << 10];
+	char key[64];
+	struct device d;
+	size_t length;
+
+	(void)state;
+	create_volume(&d, "size=64M;fencing=none");
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(write_block(&d, i, 1), 0);
+	crash(&d);
+	length = fake_store_object(log_key(4), object, sizeof object);
+	assert_true(length > 0 && length <= sizeof object);
+	for (unsigned seq = 3; seq <= 4; seq++) {
+		snprintf(key, sizeof key, "userblk/v%s", log_key(seq));
+		fake_store_set(key, NULL, 0);
+	}
+	device_open(&d, &s3_backend, COMMON "fencing=none");
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(write_block(&d, i, 2), 0);
+	fake_store_set(key, object, length);
+	crash(&d);
+	assert_int_equal(device_try(&d, &s3_backend, 0, COMMON "fencing=none"), -EIO);
+	assert_holds(d.reported.error, "is missing, although it had been stored before");
+	fake_store_reset();
+}
+
 /* Objects of a newer program may hold flushed data: no message suggests to delete them. */
 static void test_newer_object_is_not_to_be_deleted(void **state)
 {
@@ -280,6 +312,7 @@ int main(void)
 		cmocka_unit_test(test_reading_what_was_replaced),
 		cmocka_unit_test(test_not_fenced_while_it_writes),
 		cmocka_unit_test(test_store_without_conditions),
+		cmocka_unit_test(test_late_upload_without_conditions),
 		cmocka_unit_test(test_newer_object_is_not_to_be_deleted),
 	};
 

@@ -314,7 +314,7 @@ void s3_store_park(struct s3_store *s)
 	s3_keyring_park(s->keyring);
 }
 
-/* Has the pools look at what is to end. */
+/* Has the pools look at what must end. */
 static void wake_pools(struct s3_store *s)
 {
 	for (int i = 0; i < S3_POOLS; i++) {
