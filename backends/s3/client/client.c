@@ -138,6 +138,7 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->patience = seconds * S3_SECOND;
 	req->deadline = seconds ? req->began + req->patience : 0;
 	req->failing = false;
+	req->refused = 0;
 
 	/* Here, in the caller's thread, rather than where it would hold up other requests. */
 	if (req->op == S3_DELETE_MANY) {

@@ -258,6 +258,7 @@ struct s3_request {
 	char md5[25];		       /* of body, in base64; "": there is no MD5 */
 	uint8_t digest[32];	       /* SHA-256 of what is sent */
 	unsigned mismatches;
+	uint64_t refused; /* ns, when its credentials were for the first time; 0: not */
 };
 
 struct s3_store;
