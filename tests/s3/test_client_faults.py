@@ -28,7 +28,7 @@ from fault_proxy import (
     throttled,
     whole_for_range,
 )
-from servers import S3Client, Versitygw
+from servers import BUCKET, S3Client, Versitygw
 
 # ---- faults --------------------------------------------------------------------
 
@@ -228,6 +228,22 @@ def test_proxys_not_found_is_not_absence(through: Driver, proxy: FaultProxy, s3:
         answer = through(*command)
         assert answer["result"] == 0
     assert through("counters")["get"]["retries"] == 2
+
+
+def test_weak_etags_of_a_proxy(through: Driver, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """A proxy that compresses, say, marks them; the store compares its own."""
+
+    def marked(exchange: Exchange) -> None:
+        reply = exchange.forward()
+        reply.set("ETag", "W/" + (reply.get("etag") or ""))
+        exchange.relay()
+
+    put(s3, key)
+    proxy.add(Rule(marked))
+    etag = through("get", key, 0, 10)["etag"]
+    assert etag == s3.head_object(Bucket=BUCKET, Key=key)["ETag"]
+    answer = through("put", key, 10, 3, f"match={etag}")
+    assert answer["result"] == 0 and answer["etag"] == s3.head_object(Bucket=BUCKET, Key=key)["ETag"]
 
 
 def test_listing_of_what_was_not_asked_for(connect: Connect, proxy: FaultProxy, key: str) -> None:

@@ -135,8 +135,12 @@ size_t s3_transfer_on_header(char *line, size_t size, size_t n, void *opaque)
 		t->has_length = true;
 		t->length = strtoull(value, NULL, 10);
 	} else if (header_value(line, length, "etag", value, sizeof value)) {
-		if (strlen(value) <= S3_ETAG_MAX)
-			memcpy(t->etag, value, strlen(value) + 1);
+		/* A proxy that changes the encoding marks it as weak. The store compares its own.
+		 */
+		const char *etag = strncmp(value, "W/", 2) == 0 ? value + 2 : value;
+
+		if (strlen(etag) <= S3_ETAG_MAX)
+			memcpy(t->etag, etag, strlen(etag) + 1);
 	} else if (header_value(line, length, "x-amz-bucket-region", value, sizeof value)) {
 		if (strlen(value) < sizeof t->region)
 			memcpy(t->region, value, strlen(value) + 1);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Uploads of sealed batches, several at once, and the frontier: up to where all have arrived. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -221,6 +222,24 @@ static void not_put(struct s3_batch *b, const struct s3_request *req)
 		refuse(b, req->result, req->message);
 }
 
+/* Puts a batch in the place of the object with that etag, unless that has been tried just now. */
+static void replace(struct s3_batch *b, const char *etag)
+{
+	char why[S3_KEY_MAX + 128];
+
+	if (strcmp(b->stale, etag) != 0) {
+		strcpy(b->stale, etag);
+		s3_log_upload(b);
+		return;
+	}
+	snprintf(why, sizeof why,
+		"%s is not replaced, although it has the ETag that the store gave; check what is "
+		"in front of the store",
+		b->key);
+	b->stale[0] = 0;
+	refuse(b, -EIO, why);
+}
+
 /* What is there in place of a batch? */
 static void looked(struct s3_request *req)
 {
@@ -231,9 +250,9 @@ static void looked(struct s3_request *req)
 	int r = req->result;
 	uint64_t bytes = req->bytes;
 
-	b->stale[0] = 0;
 	if (r == -ENOENT) {
 		free(b->probe.iov_base);
+		b->stale[0] = 0;
 		s3_log_upload(b);
 		return;
 	}
@@ -245,6 +264,7 @@ static void looked(struct s3_request *req)
 	if (r) {
 		/* Nothing is decided by that, not even at a deadline: it is put, and met, again. */
 		free(b->probe.iov_base);
+		b->stale[0] = 0;
 		refuse(b, r, req->message);
 		return;
 	}
@@ -269,8 +289,7 @@ static void looked(struct s3_request *req)
 		 * made room for it here meanwhile.
 		 */
 		free(b->probe.iov_base);
-		memcpy(b->stale, req->etag, sizeof b->stale);
-		s3_log_upload(b);
+		replace(b, req->etag);
 		return;
 	}
 	free(b->probe.iov_base);
