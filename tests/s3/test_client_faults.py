@@ -167,9 +167,13 @@ def test_requests_that_move_are_not_given_up(connect: Connect, proxy: FaultProxy
 def test_deadline_counts_from_the_last_progress(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
     """What has moved for longer than that is tried again when it fails, and given up if that lasts."""
 
+    def slowly(offset: int, data: bytes) -> bytes:
+        time.sleep(len(data) / MIB)
+        return data
+
     def moved_and_reset(exchange: Exchange) -> None:
         exchange.forward()
-        exchange.relay(change=lambda offset, data: (time.sleep(len(data) / MIB), data)[1], limit=2 * MIB)
+        exchange.relay(change=slowly, limit=2 * MIB)
 
     put(s3, key)
     driver = connect(proxy.url, retry_deadline=1)
