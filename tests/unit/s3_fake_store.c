@@ -534,6 +534,7 @@ static void *work(void *opaque)
 	pthread_mutex_lock(&s->lock);
 	while (s->queue || !s->ending) {
 		struct s3_request **link = choose(s), *req;
+		bool over;
 
 		if (!link) {
 			struct timespec until;
@@ -554,8 +555,9 @@ static void *work(void *opaque)
 		}
 		*link = req->next;
 		s->queued--;
+		over = is_over(s, req);
 		pthread_mutex_unlock(&s->lock);
-		if (is_over(s, req))
+		if (over)
 			req->result = -ESHUTDOWN;
 		else if (!*served(req) || is_repeated(req))
 			req->result = serve(req);

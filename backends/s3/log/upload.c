@@ -139,8 +139,11 @@ static void refuse(struct s3_batch *b, int r, const char *why)
 	struct s3_volume *v = b->volume;
 	struct s3_waiter *waiters = NULL;
 	struct s3_write *writes = NULL;
+	char text[S3_MESSAGE_MAX];
 	bool tell;
 
+	/* It may be that of the batch's request, which is another one's soon. */
+	snprintf(text, sizeof text, "%s", why);
 	pthread_mutex_lock(&v->lock);
 	b->next = v->refused_batches;
 	v->refused_batches = b;
@@ -158,7 +161,7 @@ static void refuse(struct s3_batch *b, int r, const char *why)
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
 	if (tell)
-		s3_space_tell(v, r, why);
+		s3_space_tell(v, r, text);
 	s3_log_answer_waiters(waiters, r == -ENOSPC ? r : -EIO);
 	while (writes) {
 		struct s3_write *next = writes->next;
