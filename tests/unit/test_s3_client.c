@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -384,6 +385,33 @@ static void deletes_without_md5(void **state)
 	assert_holds(server.request, ";x-amz-checksum-sha256;");
 }
 
+/* As many connections as are asked for can be made where the limit of files is low, but can be
+ * raised.
+ */
+static void allows_its_connections(void **state)
+{
+	struct rlimit before, low, raised;
+	struct backend_host host = {.error = ignore_error};
+	struct s3_store_config config = {.endpoint = "http://127.0.0.1:1",
+		.region = "us-east-1",
+		.bucket = "abc",
+		.credentials = (char *)scratch_path("credentials"),
+		.connections = 300,
+		.timeout = 30};
+	struct s3_store *store;
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	low = before;
+	low.rlim_cur = 256;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	assert_int_equal(s3_store_open(&config, &host, &store), 0);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &raised), 0);
+	s3_store_close(store);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_in_range(raised.rlim_cur, 3 * 300 + 1, before.rlim_max);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -402,6 +430,7 @@ int main(void)
 		cmocka_unit_test(takes_endpoints_apart),
 		cmocka_unit_test(parses_content_ranges),
 		cmocka_unit_test(deletes_without_md5),
+		cmocka_unit_test(allows_its_connections),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 
 #include <curl/curl.h>
 #include <openssl/evp.h>
@@ -251,6 +252,22 @@ static void free_store(struct s3_store *s)
 	curl_global_cleanup();
 }
 
+/*
+ * The soft limit of open files is for programs that use select(2). A store raises it by what it may
+ * need, as far as it can: a process may have several.
+ */
+static void allow_sockets(uint64_t connections)
+{
+	rlim_t more = (rlim_t)connections * S3_POOLS;
+	struct rlimit files;
+
+	if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur == RLIM_INFINITY)
+		return;
+	files.rlim_cur =
+		files.rlim_max - files.rlim_cur > more ? files.rlim_cur + more : files.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &files);
+}
+
 int s3_store_open(
 	const struct s3_store_config *c, const struct backend_host *host, struct s3_store **out)
 {
@@ -270,6 +287,7 @@ int s3_store_open(
 		free(s);
 		return -ENOMEM;
 	}
+	allow_sockets(c->connections);
 	s->host = *host;
 	s3_endpoint_parse(c->endpoint, &s->endpoint);
 	s->endpoint_text = copy(c->endpoint, &failed);
