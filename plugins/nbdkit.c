@@ -148,7 +148,7 @@ static struct {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	bool running, over;
-} watcher = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+} watcher = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void *watch_for_end(void *opaque)
 {
@@ -157,7 +157,7 @@ static void *watch_for_end(void *opaque)
 	while (!watcher.over) {
 		struct timespec until;
 
-		clock_gettime(CLOCK_REALTIME, &until);
+		clock_gettime(CLOCK_MONOTONIC, &until);
 		until.tv_sec++;
 		pthread_cond_timedwait(&watcher.changed, &watcher.lock, &until);
 		/* Only then, since nbdkit has no other call that tells it, and calls it an error.
@@ -174,10 +174,15 @@ static void *watch_for_end(void *opaque)
 
 static void start_watcher(void)
 {
+	pthread_condattr_t monotonic;
 	sigset_t all, before;
 
 	if (!device_info.can_stall)
 		return;
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&watcher.changed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	watcher.running = pthread_create(&watcher.thread, NULL, watch_for_end, NULL) == 0;

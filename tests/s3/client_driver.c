@@ -10,6 +10,7 @@
  *   list PREFIX [delimiter] [after=KEY] [token=TOKEN] [max=N]
  *   parallel N COMMAND	   N times at once; a '%' in the key is its number
  *   abort N COMMAND	   the same, and closes the store at once: the last command
+ *   drop N COMMAND	   the same, of which every other one can be dropped, and is at once
  *   counters	   park
  */
 #include <errno.h>
@@ -277,7 +278,7 @@ static void release(struct command *c)
 }
 
 /* N at once, and how many had which result. With closing, the store is closed under them. */
-static void run_many(const char *line, bool closing)
+static void run_many(const char *line, bool closing, bool dropping)
 {
 	char *text;
 	size_t n = strtoull(line, &text, 10);
@@ -292,8 +293,12 @@ static void run_many(const char *line, bool closing)
 		die(line);
 	for (size_t i = 0; i < n; i++)
 		all[i] = parse(text, i);
-	for (size_t i = 0; i < n; i++)
+	for (size_t i = 0; i < n; i++) {
+		all[i]->req.droppable = dropping && i % 2;
 		submit(all[i]);
+	}
+	if (dropping)
+		s3_store_drop(store);
 	if (closing) {
 		s3_store_close(store);
 		store = NULL;
@@ -381,9 +386,11 @@ int main(int argc, char **argv)
 		if (line[length - 1] == '\n')
 			line[length - 1] = '\0';
 		if (strncmp(line, "parallel ", 9) == 0) {
-			run_many(line + 9, false);
+			run_many(line + 9, false, false);
 		} else if (strncmp(line, "abort ", 6) == 0) {
-			run_many(line + 6, true);
+			run_many(line + 6, true, false);
+		} else if (strncmp(line, "drop ", 5) == 0) {
+			run_many(line + 5, false, true);
 		} else if (strcmp(line, "counters") == 0) {
 			print_counters();
 		} else if (strcmp(line, "park") == 0) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from errno import EEXIST, EIO, EPROTO
+from errno import EEXIST, EIO, EPROTO, ESHUTDOWN
 from typing import Any
 
 import pytest
@@ -25,9 +25,10 @@ from fault_proxy import (
     reset_in_reply,
     reset_in_request,
     shortened_reply,
+    throttled,
     whole_for_range,
 )
-from servers import S3Client, Versitygw
+from servers import BUCKET, S3Client, Versitygw
 
 # ---- faults --------------------------------------------------------------------
 
@@ -145,6 +146,61 @@ def test_gives_up_at_the_deadline(connect: Connect, proxy: FaultProxy, key: str)
     assert answer["result"] == -EIO
 
 
+def test_requests_that_move_are_not_given_up(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """Over a line that takes longer than the deadline, which the requests share or wait for."""
+    put(s3, key)
+    proxy.add(Rule(throttled(8 * MIB), "PUT"))
+    proxy.add(Rule(throttled(MIB), "GET"))
+    for connections, command, seconds in (
+        # Some MiB of each body are in the buffers of the kernel at once.
+        (3, ("put", f"{key}-%", 16 * MIB, 3), 6),
+        (3, ("get", key, 0, 2 * MIB), 6),
+        (1, ("get", key, 0, 2 * MIB), 6),
+    ):
+        driver = connect(proxy.url, retry_deadline=2, connections=connections)
+        began = time.monotonic()
+        answer = driver("parallel", 3, *command)
+        assert (answer["results"], answer["retries"]) == ({"0": 3}, 0), driver.reported
+        assert time.monotonic() - began > seconds - 0.5
+
+
+def test_deadline_counts_from_the_last_progress(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """What has moved for longer than that is tried again when it fails, and given up if that lasts."""
+
+    def slowly(offset: int, data: bytes) -> bytes:
+        time.sleep(len(data) / MIB)
+        return data
+
+    def moved_and_reset(exchange: Exchange) -> None:
+        exchange.forward()
+        exchange.relay(change=slowly, limit=2 * MIB)
+
+    put(s3, key)
+    driver = connect(proxy.url, retry_deadline=1)
+    proxy.add(Rule(moved_and_reset, "GET", times=1))
+    answer = driver("get", key, 0, 3 * MIB)
+    assert (answer["result"], answer["retries"]) == (0, 1)
+    proxy.clear()
+    proxy.add(Rule(moved_and_reset, "GET"))
+    began = time.monotonic()
+    answer = driver("get", key, 0, 3 * MIB)
+    assert (answer["result"], answer["retries"]) == (-EIO, 1) and "given up after" in answer["message"]
+    assert time.monotonic() - began < 10
+
+
+def test_what_can_be_dropped_ends_at_once(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """On its way, waiting for a connection, or to be tried again; the others go on."""
+    put(s3, key)
+    driver = connect(proxy.url, connections=4)
+    proxy.add(Rule(refused(503, "SlowDown"), "GET", times=2))
+    proxy.add(Rule(delayed(before=lambda: 1.0), "GET"))
+    answer = driver("drop", 20, "get", key, 0, 4096)
+    assert answer["results"] == {"0": 10, str(-ESHUTDOWN): 10} and answer["called"] == 1
+    began = time.monotonic()
+    assert driver("drop", 2, "get", key, 0, 4096)["results"] == {"0": 1, str(-ESHUTDOWN): 1}
+    assert time.monotonic() - began < 10
+
+
 def test_outlasts_an_outage_and_tells(connect: Connect, proxy: FaultProxy, s3: S3Client, key: str) -> None:
     driver = connect(proxy.url, retry_deadline=0)
     put(s3, key)
@@ -176,6 +232,22 @@ def test_proxys_not_found_is_not_absence(through: Driver, proxy: FaultProxy, s3:
         answer = through(*command)
         assert answer["result"] == 0
     assert through("counters")["get"]["retries"] == 2
+
+
+def test_weak_etags_of_a_proxy(through: Driver, proxy: FaultProxy, s3: S3Client, key: str) -> None:
+    """A proxy that compresses, say, marks them; the store compares its own."""
+
+    def marked(exchange: Exchange) -> None:
+        reply = exchange.forward()
+        reply.set("ETag", "W/" + (reply.get("etag") or ""))
+        exchange.relay()
+
+    put(s3, key)
+    proxy.add(Rule(marked))
+    etag = through("get", key, 0, 10)["etag"]
+    assert etag == s3.head_object(Bucket=BUCKET, Key=key)["ETag"]
+    answer = through("put", key, 10, 3, f"match={etag}")
+    assert answer["result"] == 0 and answer["etag"] == s3.head_object(Bucket=BUCKET, Key=key)["ETag"]
 
 
 def test_listing_of_what_was_not_asked_for(connect: Connect, proxy: FaultProxy, key: str) -> None:

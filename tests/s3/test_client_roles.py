@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from client_driver import Connect
 from fault_proxy import (
+    Exchange,
     FaultProxy,
     Rule,
     refused,
@@ -85,6 +86,24 @@ def test_role_that_is_not_accepted_any_more_is_renewed(
     assert all(answer["result"] == 0 for answer in answers)
     wait_until("credentials are asked for", lambda: len(roles.requests) >= before + 3, 10)
     assert len(roles.requests) == before + 3
+
+
+def test_role_that_may_not_do_it(
+    connect: Connect, proxy: FaultProxy, roles: RoleService, tmp_path: Path, key: str
+) -> None:
+    """Where each attempt takes longer than credentials count as just given: others of the same role do not help."""
+
+    def late_refusal(exchange: Exchange) -> None:
+        exchange.proxy.sleep(3.2)
+        refused(403, "AccessDenied")(exchange)
+
+    driver = connect(proxy.url, env=of_instance(roles.url, tmp_path), credentials=None)
+    assert driver("put", key, 10, 1)["result"] == 0
+    before = len(roles.requests)
+    proxy.add(Rule(late_refusal, method="PUT"))
+    answer = driver("put", key, 10, 1)
+    assert answer["result"] == -EACCES and 1 <= answer["retries"] <= 2
+    assert len(roles.requests) >= before + 3
 
 
 def test_role_that_replaces_a_file_is_renewed(connect: Connect, roles: RoleService, tmp_path: Path, key: str) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from device import ServeS3
 from fault_proxy import FaultProxy
-from nbdkit_server import STOP_TIMEOUT_S, Handle, Nbdkit, plugin_path
+from nbdkit_server import PRELOAD, STOP_TIMEOUT_S, Handle, Nbdkit, plugin_path
 from stamps import BLOCK, number_of, stamped
 from tool import PROGRAM, Tool, ask, config_file
 from waiting import wait_until
@@ -334,9 +334,34 @@ def test_the_end_waits_for_a_store_that_comes_back(serve_s3: ServeS3, proxy: Fau
     assert bytes(serve_s3("v").connect().pread(BLOCK, 0)) == stamped(RUN, 0, 1)
 
 
-def test_the_end_of_a_server_with_a_flush_under_way(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+# A program that waits until a time of day waits for an hour more, as if that had been stepped back meanwhile.
+STEPPED_CLOCK = """
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec *t)
+{
+	int r = (int)syscall(SYS_clock_gettime, clock, t);
+
+	t->tv_sec += clock == CLOCK_REALTIME ? 3600 : 0;
+	return r;
+}
+"""
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["", "stepped clock"])
+def test_the_end_of_a_server_with_a_flush_under_way(
+    serve_s3: ServeS3, proxy: FaultProxy, tmp_path: Path, stepped: bool
+) -> None:
     """nbdkit does not tell the plugin of its end before the flush is answered."""
-    server = serve_s3("v", through=proxy, close_timeout="2")
+    wrapper: tuple[str, ...] = ()
+    if stepped:
+        (tmp_path / "clock.c").write_text(STEPPED_CLOCK)
+        library = tmp_path / "clock.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c"], check=True)
+        wrapper = ("env", f"LD_PRELOAD={PRELOAD}:{library}")
+    server = serve_s3("v", through=proxy, wrapper=wrapper, close_timeout="2")
     handle = server.connect()
     with proxy.outage():
         handle.pwrite(stamped(RUN, 0, 1), 0)

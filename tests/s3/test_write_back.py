@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 from device import ServeS3
-from fault_proxy import FaultProxy, Rule, passed_on
+from fault_proxy import FaultProxy, Rule, passed_on, throttled
 from nbdkit_server import Handle, NbdError, nbd
 from stamps import BLOCK, numbers, stamped
 from tool import Tool, ask
 from waiting import stop
 
+MIB = 1 << 20
 RUN = 21
 BLOCKS = 256
 
@@ -65,6 +66,24 @@ def test_what_was_flushed_while_the_store_is_away_survives(
     assert found(server.connect()) == expected
     server.stop()
     assert server.counters()["write_back_replayed"] == 0
+
+
+def test_a_replay_over_a_slow_line(serve_s3: ServeS3, proxy: FaultProxy, log: Path) -> None:
+    """Its objects share a line that needs longer for them than the store may take to answer."""
+    more = {"write_back": str(log), "batch_size": "16M", "uploads": "2", "retry_deadline": "2"}
+    server = serve_s3("v", through=proxy, write_back_size="80M", **more)
+    handle = server.connect()
+    with proxy.outage(silent=True):
+        for mib in range(48):
+            handle.pwrite(bytes([mib + 1]) * MIB, mib * MIB)
+            if mib % 8 == 7:
+                handle.flush()
+        server.kill()
+    line = proxy.add(Rule(throttled(8 * MIB), "PUT", key="/log/"))
+    handle = serve_s3("v", through=proxy, **more).connect()
+    assert line.taken >= 4  # the fence, too
+    for mib in range(48):
+        assert handle.pread(MIB, mib * MIB) == bytes([mib + 1]) * MIB
 
 
 def test_small_flushes_are_not_an_object_each(serve_s3: ServeS3, log: Path) -> None:

@@ -273,14 +273,16 @@ static void flush_by_reserve(struct life *l, const char *what)
 			strerror(-r));
 }
 
-static void meet_reserve(void)
+#define RESERVED_SIZE (24 * MIB)
+
+/* A volume that is large enough for a reserve, and has one; how far it was written. */
+static uint64_t open_with_reserve(struct life *l)
 {
-	struct life *l = scene_newcomer();
-	uint64_t size = 24 * MIB, at = 0, objects, bytes;
 	const struct s3_volume *v;
+	uint64_t at = 0;
 	int r = 0;
 
-	scene_set_up(size);
+	scene_set_up(RESERVED_SIZE);
 	plan.tune = tune_reserve;
 	scene_open(l, true);
 	v = (const struct s3_volume *)l->device;
@@ -295,9 +297,19 @@ static void meet_reserve(void)
 			sim_fail("full", "no reserve is put");
 		sim_sleep(SIM_SECOND);
 	}
+	return at;
+}
+
+static void meet_reserve(void)
+{
+	struct life *l = scene_newcomer();
+	uint64_t at = open_with_reserve(l), objects, bytes;
+	const struct s3_volume *v = (const struct s3_volume *)l->device;
+	int r = 0;
+
 	store_totals(&objects, &bytes);
 	store_room(bytes + draw(4) * 48 * KIB);
-	for (; r == 0 && at < size; at += 64 * KIB) {
+	for (; r == 0 && at < RESERVED_SIZE; at += 64 * KIB) {
 		if (draw(8) == 0)
 			flush_by_reserve(l, "of writes");
 		r = scene_put(l, at, 64 * KIB);
@@ -321,6 +333,31 @@ static void meet_reserve(void)
 		if (r)
 			sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
 		flush_by_reserve(l, "beside the PUT of the reserve");
+	}
+	scene_end(l);
+}
+
+/* ---- a slow line: that there is space again is seen although the reserve takes too long ---- */
+
+static void meet_slow_reserve(void)
+{
+	struct life *l = scene_newcomer();
+	uint64_t at = open_with_reserve(l), objects, bytes;
+	int r = 0;
+
+	store_totals(&objects, &bytes);
+	store_room(bytes);
+	for (; r == 0 && at < RESERVED_SIZE; at += 64 * KIB)
+		r = scene_put(l, at, 64 * KIB);
+	if (r != -ENOSPC)
+		sim_fail("full", "the store is full, and a write answers: %s", strerror(-r));
+	store_line((16 + draw(16)) * KIB);
+	store_room(0);
+	for (unsigned i = 0; (r = scene_put(l, 0, 64 * KIB)) != 0; i++) {
+		if (r != -ENOSPC || i == 300)
+			sim_fail("full", "there is space again, and a write answers: %s",
+				strerror(-r));
+		sim_sleep(SIM_SECOND);
 	}
 	scene_end(l);
 }
@@ -369,8 +406,8 @@ void scene_run(void)
 {
 	static void (*const scenes[])(void) = {meet_memory, meet_outage, meet_restart,
 		meet_takeover, meet_late_snapshot, meet_unreadable, meet_full_store, meet_reserve,
-		meet_limits, meet_late_deletions, meet_new_name, meet_failed_open, meet_slow_end,
-		meet_refused_end};
+		meet_slow_reserve, meet_limits, meet_late_deletions, meet_new_name,
+		meet_failed_open, meet_slow_end, meet_refused_end};
 
 	store_serves();
 	sim_calm();

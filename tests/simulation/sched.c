@@ -15,8 +15,8 @@
 
 #define EPOCH (INT64_C(1700000000) * 1000000000)
 
-const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "full", "clock", "kill",
-	"crash", "pause", "stall", "takeover", "reader", "tool", "clone", "write-back",
+const char *const sim_class_names[SIM_CLASSES] = {"lost", "late", "refuse", "full", "line", "clock",
+	"kill", "crash", "pause", "stall", "takeover", "reader", "tool", "clone", "write-back",
 	"cache-file", "transform", "direct", "odd-store", "parameters", "scenes", "schedule",
 	"threads"};
 

@@ -28,6 +28,7 @@ enum sim_class {
 	SIM_LATE,	/* requests that take effect late */
 	SIM_REFUSE,	/* 503 and the like */
 	SIM_FULL,	/* the store full */
+	SIM_LINE,	/* slow lines */
 	SIM_CLOCK,	/* clocks that jump */
 	SIM_KILL,	/* processes killed */
 	SIM_CRASH,	/* machines that crash: unsynced bytes lost or torn */

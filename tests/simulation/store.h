@@ -28,6 +28,8 @@ void store_ignores(bool if_none_match, bool if_match);
 /* For scenes: no faults but these. A store of so many bytes; requests that it always refuses. */
 void store_serves(void);
 void store_room(uint64_t bytes);
+/* A line of so many bytes a second in each direction. */
+void store_line(uint64_t bytes_per_s);
 void store_refuses(enum s3_op op, const char *part_of_key);
 /* Those of one key in so many only. 0: all. */
 void store_refuses_one_in(uint64_t n);

@@ -99,6 +99,7 @@ static void finish(struct flight *f, int result)
 	if (f->connected)
 		p->busy--;
 	f->connected = false;
+	line_drop(f);
 	count(s, req);
 	sim_trace("%s %s ends: %s%s%s", op_names[f->op], f->key, result ? strerror(-result) : "ok",
 		req->retries ? ", tried again" : "", result == -ESHUTDOWN ? " (stopped)" : "");
@@ -165,6 +166,27 @@ static void due_again(void *opaque, uint64_t attempt)
 	drop_flight(f);
 }
 
+/* As in the real client: it has its patience again, unless an attempt has failed before. */
+static void progressed(struct flight *f)
+{
+	struct s3_request *req = f->req;
+
+	if (req->deadline && !f->failing)
+		req->deadline = sim_now() + req->patience;
+}
+
+static void at_limit(void *flight, uint64_t unused)
+{
+	struct flight *f = flight;
+
+	(void)unused;
+	if (f->req && !f->store->process->dead) {
+		snprintf(f->req->message, sizeof f->req->message, "its time is over");
+		finish(f, -EIO);
+	}
+	drop_flight(f);
+}
+
 static void retry(struct flight *f, const char *why)
 {
 	struct s3_request *req = f->req;
@@ -178,6 +200,7 @@ static void retry(struct flight *f, const char *why)
 	pause = pause / 2 + sim_below(SIM_STORE, pause / 2);
 	snprintf(req->message, sizeof req->message, "endpoint=simulation: %s of %s: %s",
 		op_names[f->op], f->key, why);
+	f->failing = true;
 	if (req->deadline && sim_now() + pause >= req->deadline) {
 		if (faults.calm && req->began <= faults.calm_at)
 			faults.given_up_at = sim_now();
@@ -284,6 +307,17 @@ static void reply(void *opaque, uint64_t unused)
 		drop_attempt(a);
 		return;
 	}
+	if (a->blob && faults.line && !a->received) {
+		uint64_t bytes = 0;
+
+		for (int i = 0; i < req->iovcnt; i++)
+			bytes += req->iov[i].iov_len;
+		a->received = true;
+		line_carry(f, true, bytes < a->blob->length ? bytes : a->blob->length, reply, a);
+		return;
+	}
+	if (a->received)
+		progressed(f);
 	if (a->outcome != FINE) {
 		retry(f, failures[a->outcome]);
 		drop_attempt(a);
@@ -322,11 +356,32 @@ static void reply(void *opaque, uint64_t unused)
 	drop_attempt(a);
 }
 
+/* What it sends has been sent. */
+static void sent(void *opaque, uint64_t unused)
+{
+	struct attempt *a = opaque;
+	struct flight *f = a->flight;
+
+	(void)unused;
+	/* The end of it was not: it has no effect. */
+	if (f->body && (f->store->process->dead || !f->req)) {
+		drop_attempt(a);
+		return;
+	}
+	progressed(f);
+	if (a->outcome != REFUSED && a->outcome != REQUEST_LOST) {
+		a->refs++;
+		on_their_way++;
+		sim_at(sim_now() + a->there, effect, a, 0);
+	}
+	sim_at(sim_now() + a->back, reply, a, 0);
+}
+
 static void start_attempt(struct flight *f)
 {
 	struct attempt *a = calloc(1, sizeof *a);
 	const struct episode *e = episode_of(f->op, f->key);
-	uint64_t there = sim_now() + draw_latency(), back = there + draw_latency();
+	uint64_t there = draw_latency(), back = there + draw_latency();
 
 	if (!a)
 		abort();
@@ -349,12 +404,13 @@ static void start_attempt(struct flight *f)
 		back = there + sim_below(SIM_STORE, faults.silence_ns);
 	if (a->outcome == LATE)
 		there += sim_below(SIM_STORE, faults.late_ns);
-	if (a->outcome != REFUSED && a->outcome != REQUEST_LOST) {
-		a->refs++;
-		on_their_way++;
-		sim_at(there, effect, a, 0);
-	}
-	sim_at(back, reply, a, 0);
+	a->there = there;
+	a->back = back;
+	line_may_change();
+	if (faults.line && f->body)
+		line_carry(f, false, f->body->length, sent, a);
+	else
+		sent(a, 0);
 }
 
 /* ---- the client's interface
@@ -487,7 +543,8 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->listing = (struct s3_listing){0};
 	req->retries = 0;
 	req->began = sim_now();
-	req->deadline = seconds ? req->began + seconds * SIM_SECOND : 0;
+	req->patience = seconds * SIM_SECOND;
+	req->deadline = seconds ? req->began + req->patience : 0;
 	*f = (struct flight){.next = s->flights,
 		.refs = 1,
 		.store = s,
@@ -505,6 +562,10 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 			f->keys[i] = strdup(req->keys[i]);
 	}
 	s->flights = f;
+	if (req->limit) {
+		f->refs++;
+		sim_at(sim_now() + req->limit * SIM_SECOND, at_limit, f, 0);
+	}
 	if (req->op == S3_PUT)
 		note_memory();
 	watch_process(s);
@@ -515,7 +576,7 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	s->in_flight++;
 	p->in_flight++;
 	start_pool(p);
-	if (s->stopping) {
+	if (s->stopping || (s->dropping && req->droppable)) {
 		f->refs++;
 		sim_at(sim_now(), cancel, f, 0);
 	} else {
@@ -525,14 +586,28 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	return 0;
 }
 
+/* Ends all requests, or those that can be dropped. */
+static void cancel_flights(struct s3_store *s, bool all)
+{
+	for (struct flight *f = s->flights; f; f = f->next)
+		if (all || (f->req && f->req->droppable)) {
+			f->refs++;
+			sim_at(sim_now(), cancel, f, 0);
+		}
+}
+
 void s3_store_stop(struct s3_store *s)
 {
 	s->stopping = true;
-	for (struct flight *f = s->flights; f; f = f->next) {
-		f->refs++;
-		sim_at(sim_now(), cancel, f, 0);
-	}
+	cancel_flights(s, true);
 	sim_point("stop", s);
+}
+
+void s3_store_drop(struct s3_store *s)
+{
+	s->dropping = true;
+	cancel_flights(s, false);
+	sim_point("drop", s);
 }
 
 /* It stays in memory: attempts may still be on their way. */

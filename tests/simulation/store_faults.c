@@ -4,6 +4,11 @@
 
 #include "tests/simulation/store_internal.h"
 
+#define LINE_LEAST (UINT64_C(32) << 10)
+#define LINE_MOST  (UINT64_C(64) << 20)
+/* When all is calm. */
+#define LINE_GOOD (UINT64_C(4) << 20)
+
 struct store_faults faults;
 
 static void draw_episode(struct episode *e)
@@ -64,6 +69,11 @@ void store_draw(void)
 	if (!sim_with(SIM_FULL))
 		faults.room = 0;
 	faults.hostile = bad && sim_with(SIM_REFUSE) && sim_once_in(SIM_STORE, 8);
+	if (sim_with(SIM_LINE) && sim_once_in(SIM_STORE, 4)) {
+		faults.line = sim_log_between(SIM_STORE, LINE_LEAST, LINE_MOST);
+		faults.line_changes =
+			sim_once_in(SIM_STORE, 2) ? sim_log_between(SIM_STORE, 10, 1000) : 0;
+	}
 }
 
 void store_serves(void)
@@ -74,6 +84,19 @@ void store_serves(void)
 	faults.failed_after = faults.repeated = faults.room = faults.n_episodes = 0;
 	faults.tail = faults.far = 0;
 	faults.hostile = faults.empty_pages = false;
+	store_line(0);
+}
+
+void store_line(uint64_t bytes_per_s)
+{
+	faults.line_changes = 0;
+	line_change(bytes_per_s);
+}
+
+void line_may_change(void)
+{
+	if (faults.line && !faults.calm && sim_once_in(SIM_STORE, faults.line_changes))
+		line_change(sim_log_between(SIM_STORE, LINE_LEAST, LINE_MOST));
 }
 
 void store_room(uint64_t bytes)
@@ -127,6 +150,8 @@ void store_calm(void)
 	if (!faults.calm)
 		faults.calm_at = sim_now();
 	faults.calm = true;
+	if (faults.line && faults.line < LINE_GOOD)
+		line_change(LINE_GOOD);
 }
 
 static uint64_t key_hash(const char *key)

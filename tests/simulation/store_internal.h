@@ -44,9 +44,11 @@ extern struct store_faults {
 	bool full_code;
 	bool missing_is_412; /* an If-Match for an object that is not there: 412, or 404 */
 	uint64_t late_deletions;
-	bool hostile;	  /* listings have keys that were not asked for */
-	bool empty_pages; /* listings begin with a page without keys */
-	bool in_order;	  /* requests of a killed sender no longer take effect */
+	bool hostile;	       /* listings have keys that were not asked for */
+	bool empty_pages;      /* listings begin with a page without keys */
+	bool in_order;	       /* requests of a killed sender no longer take effect */
+	uint64_t line;	       /* bytes a second in each direction; 0: any */
+	uint64_t line_changes; /* once in so many attempts */
 	unsigned n_episodes;
 	struct episode episodes[EPISODES];
 } faults;
@@ -56,11 +58,24 @@ const struct episode *episode_of(enum s3_op op, const char *key);
 /* ns from the client to the store, or back. */
 uint64_t draw_latency(void);
 enum outcome draw_outcome(void);
+/* An attempt begins: the line may be another one from now on. */
+void line_may_change(void);
 
-/* ---- store_client.c ---------------------------------------------------------------------------
+/* ---- store_line.c -----------------------------------------------------------------------------
  */
 
 struct flight;
+
+/* Calls carried when so many bytes of a flight have been, or it was dropped, or its sender killed.
+ */
+void line_carry(struct flight *f, bool down, uint64_t bytes,
+	void (*carried)(void *opaque, uint64_t unused), void *opaque);
+/* Nothing more of it needs the line. */
+void line_drop(const struct flight *f);
+void line_change(uint64_t bytes_per_s);
+
+/* ---- store_client.c ---------------------------------------------------------------------------
+ */
 
 struct pool {
 	struct s3_store *store;
@@ -80,7 +95,7 @@ struct s3_store {
 	unsigned connections, in_flight;
 	uint64_t retry_deadline, failing_since;
 	struct s3_store_counters counters;
-	bool stopping;
+	bool stopping, dropping;
 	unsigned watched;
 };
 
@@ -101,6 +116,7 @@ struct flight {
 	size_t n_keys;
 	unsigned attempt; /* the one that is waited for */
 	bool connected;	  /* that has a connection */
+	bool failing;	  /* an attempt has failed: its deadline stays */
 };
 
 /* What the store answered to an attempt. */
@@ -108,8 +124,9 @@ struct attempt {
 	struct flight *flight;
 	unsigned refs, number;
 	enum outcome outcome;
-	bool postponed;
-	long status; /* 0: not looked at by the store, 200: done */
+	bool postponed, received;
+	uint64_t there, back; /* ns from when the body has been sent to the effect and the reply */
+	long status;	      /* 0: not looked at by the store, 200: done */
 	const char *code;
 	struct blob *blob;
 	uint64_t tag;

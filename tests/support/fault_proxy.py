@@ -305,6 +305,28 @@ def delayed(before: Callable[[], float] = lambda: 0.0, after: Callable[[], float
     return action
 
 
+def throttled(bytes_per_s: int) -> Action:
+    """A line of so many bytes a second, in each direction, which the bodies that are on their way share."""
+
+    def line() -> Callable[[int, bytes], bytes]:
+        lock = threading.Lock()
+
+        def change(offset: int, data: bytes) -> bytes:
+            with lock:
+                time.sleep(len(data) / bytes_per_s)
+            return data
+
+        return change
+
+    up, down = line(), line()
+
+    def action(exchange: Exchange) -> None:
+        exchange.forward(change=up)
+        exchange.relay(change=down)
+
+    return action
+
+
 def scattered(seed: int, most: float) -> Callable[[], float]:
     """Seconds for delayed(), evenly scattered up to a limit, so that replies overtake each other."""
     rng = random.Random(seed)

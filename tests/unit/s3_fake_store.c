@@ -26,7 +26,7 @@ struct s3_store {
 	pthread_t thread;
 	struct s3_request *queue;
 	unsigned queued, random;
-	bool started, ending, stopped;
+	bool started, ending, stopped, dropping;
 };
 
 static pthread_mutex_t objects_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -58,6 +58,7 @@ static struct {
 static bool ignores_none_match, ignores_match;
 static uint64_t stored, limit; /* bytes */
 static uint64_t latency;       /* ns */
+static uint64_t line;	       /* bytes a second; 0: any */
 static unsigned page = PAGE;
 static bool begins_empty;
 
@@ -78,7 +79,7 @@ void fake_store_reset(void)
 	fault.left = fault.met = 0;
 	fake_store_release(S3_GET, NULL);
 	fake_store_ignore(false, false);
-	stored = limit = latency = 0;
+	stored = limit = latency = line = 0;
 	page = PAGE;
 	begins_empty = false;
 }
@@ -159,6 +160,13 @@ void fake_store_limit(uint64_t bytes)
 {
 	pthread_mutex_lock(&objects_lock);
 	limit = bytes;
+	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_line(uint64_t bytes_per_s)
+{
+	pthread_mutex_lock(&objects_lock);
+	line = bytes_per_s;
 	pthread_mutex_unlock(&objects_lock);
 }
 
@@ -335,6 +343,8 @@ static int put(struct s3_request *req, const struct object *o)
 		return o ? -EEXIST : -ENOENT;
 	for (int i = 0; i < req->iovcnt; i++)
 		length += req->iov[i].iov_len;
+	if (line && req->limit && length > line * req->limit)
+		return -EIO;
 	if (limit && stored + length - (o ? o->length : 0) > limit)
 		return -ENOSPC;
 	data = malloc(length + 1);
@@ -454,15 +464,23 @@ static bool *served(struct s3_request *req)
 	return (bool *)req->digest;
 }
 
+/* Does the store no longer do it? */
+static bool is_over(const struct s3_store *s, const struct s3_request *req)
+{
+	return s->stopped || (s->dropping && req->droppable);
+}
+
 /* Is it to wait now, before it takes effect (after false) or before it is answered? */
 static bool is_held(const struct s3_store *s, struct s3_request *req, bool after)
 {
 	bool yes = false;
 
-	if (!s->stopped && req->due > now_ns())
+	if (is_over(s, req))
+		return false;
+	if (req->due > now_ns())
 		return true;
 	pthread_mutex_lock(&objects_lock);
-	for (size_t i = 0; !s->stopped && i < sizeof holds / sizeof holds[0]; i++)
+	for (size_t i = 0; i < sizeof holds / sizeof holds[0]; i++)
 		if (holds[i].on && holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
 			after == (holds[i].how != NOTHING) &&
 			(!holds[i].one || holds[i].one == req)) {
@@ -516,6 +534,7 @@ static void *work(void *opaque)
 	pthread_mutex_lock(&s->lock);
 	while (s->queue || !s->ending) {
 		struct s3_request **link = choose(s), *req;
+		bool over;
 
 		if (!link) {
 			struct timespec until;
@@ -529,15 +548,16 @@ static void *work(void *opaque)
 			continue;
 		}
 		req = *link;
-		if (!s->stopped && !*served(req) && is_held(s, req, true)) {
+		if (!*served(req) && is_held(s, req, true)) {
 			req->result = serve(req);
 			*served(req) = true;
 			continue;
 		}
 		*link = req->next;
 		s->queued--;
+		over = is_over(s, req);
 		pthread_mutex_unlock(&s->lock);
-		if (s->stopped)
+		if (over)
 			req->result = -ESHUTDOWN;
 		else if (!*served(req) || is_repeated(req))
 			req->result = serve(req);
@@ -614,6 +634,13 @@ void s3_store_stop(struct s3_store *s)
 {
 	pthread_mutex_lock(&s->lock);
 	s->stopped = true;
+	pthread_mutex_unlock(&s->lock);
+}
+
+void s3_store_drop(struct s3_store *s)
+{
+	pthread_mutex_lock(&s->lock);
+	s->dropping = true;
 	pthread_mutex_unlock(&s->lock);
 }
 

@@ -28,6 +28,8 @@ unsigned fake_store_failed(void);
 void fake_store_limit(uint64_t bytes);
 /* Bytes of all objects. */
 uint64_t fake_store_bytes(void);
+/* PUTs with a limit that take longer than it at so many bytes a second end with -EIO; 0: none. */
+void fake_store_line(uint64_t bytes_per_s);
 /* Each request is answered so many ms after it was made, others meanwhile. */
 void fake_store_latency(unsigned ms);
 /* That many objects in a page of a listing, instead of a few. */

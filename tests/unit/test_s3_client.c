@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the S3 client computes by itself: signatures and names. */
+/* What the S3 client computes by itself: signatures and names; and what it sends without MD5. */
+#include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <openssl/evp.h>
 
 #include "backends/s3/client/client.h"
 #include "backends/s3/client/names.h"
@@ -281,6 +289,129 @@ static void parses_content_ranges(void **state)
 			fail_msg("%s", bad[i]);
 }
 
+/* ---- a store ------------------------------------------------------------------------------- */
+
+int __real_EVP_Digest(const void *data, size_t count, unsigned char *digest, unsigned int *size,
+	const EVP_MD *type, ENGINE *engine);
+int __wrap_EVP_Digest(const void *data, size_t count, unsigned char *digest, unsigned int *size,
+	const EVP_MD *type, ENGINE *engine);
+/* As on a host in FIPS mode. */
+int __wrap_EVP_Digest(const void *data, size_t count, unsigned char *digest, unsigned int *size,
+	const EVP_MD *type, ENGINE *engine)
+{
+	return EVP_MD_is_a(type, "MD5")
+		       ? 0
+		       : __real_EVP_Digest(data, count, digest, size, type, engine);
+}
+
+/* A store that takes one request, which deletes "a". */
+struct deleting {
+	int listener;
+	char request[4096];
+};
+
+static void *serve_one(void *opaque)
+{
+	static const char body[] = "<DeleteResult><Deleted><Key>a</Key></Deleted></DeleteResult>";
+	struct deleting *s = opaque;
+	int fd = accept(s->listener, NULL, NULL);
+	size_t length = 0;
+	char answer[256];
+	ssize_t n = 1;
+
+	while (n > 0 && !strstr(s->request, "</Delete>")) {
+		n = read(fd, s->request + length, sizeof s->request - 1 - length);
+		length += n > 0 ? (size_t)n : 0;
+	}
+	snprintf(answer, sizeof answer, "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s",
+		sizeof body - 1, body);
+	n = write(fd, answer, strlen(answer));
+	while (read(fd, answer, sizeof answer) > 0)
+		;
+	close(fd);
+	return NULL;
+}
+
+static void ignore_error(void *opaque, const char *message)
+{
+	(void)opaque, (void)message;
+}
+
+/* Where there is no MD5 the store checks the keys to delete by another digest. */
+static void deletes_without_md5(void **state)
+{
+	static const char lines[] = "access-key-id=abc\nsecret-access-key=def\n";
+	static const char *const keys[] = {"a"};
+	struct sockaddr_in address = {
+		.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct backend_host host = {.error = ignore_error};
+	struct deleting server = {.listener = socket(AF_INET, SOCK_STREAM, 0)};
+	int fd = open(scratch_path("credentials"), O_WRONLY | O_CREAT, 0600), result = 1;
+	struct s3_request req = {.op = S3_DELETE_MANY,
+		.pool = S3_POOL_BACKGROUND,
+		.keys = keys,
+		.key_results = &result,
+		.n_keys = 1};
+	char endpoint[64], expected[128];
+	struct s3_store_config config = {.endpoint = endpoint,
+		.region = "us-east-1",
+		.bucket = "abc",
+		.credentials = (char *)scratch_path("credentials"),
+		.connections = 1,
+		.timeout = 30};
+	socklen_t length = sizeof address;
+	struct s3_store *store;
+	uint8_t digest[32];
+	pthread_t thread;
+
+	(void)state;
+	assert_int_equal(write(fd, lines, sizeof lines - 1), sizeof lines - 1);
+	close(fd);
+	assert_int_equal(bind(server.listener, (struct sockaddr *)&address, length), 0);
+	assert_int_equal(listen(server.listener, 1), 0);
+	getsockname(server.listener, (struct sockaddr *)&address, &length);
+	snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%d", ntohs(address.sin_port));
+	assert_int_equal(pthread_create(&thread, NULL, serve_one, &server), 0);
+	assert_int_equal(s3_store_open(&config, &host, &store), 0);
+	assert_int_equal(s3_store_call(store, &req), 0);
+	assert_int_equal(result, 0);
+	s3_store_close(store);
+	pthread_join(thread, NULL);
+	close(server.listener);
+	s3_sha256(strstr(server.request, "<?xml"), strlen(strstr(server.request, "<?xml")), digest);
+	strcpy(expected, "x-amz-checksum-sha256: ");
+	EVP_EncodeBlock((unsigned char *)expected + strlen(expected), digest, sizeof digest);
+	assert_holds(server.request, expected);
+	assert_holds(server.request, ";x-amz-checksum-sha256;");
+}
+
+/* As many connections as are asked for can be made where the limit of files is low, but can be
+ * raised.
+ */
+static void allows_its_connections(void **state)
+{
+	struct rlimit before, low, raised;
+	struct backend_host host = {.error = ignore_error};
+	struct s3_store_config config = {.endpoint = "http://127.0.0.1:1",
+		.region = "us-east-1",
+		.bucket = "abc",
+		.credentials = (char *)scratch_path("credentials"),
+		.connections = 300,
+		.timeout = 30};
+	struct s3_store *store;
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	low = before;
+	low.rlim_cur = 256;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	assert_int_equal(s3_store_open(&config, &host, &store), 0);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &raised), 0);
+	s3_store_close(store);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_in_range(raised.rlim_cur, 3 * 300 + 1, before.rlim_max);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -298,6 +429,8 @@ int main(void)
 		cmocka_unit_test(knows_buckets),
 		cmocka_unit_test(takes_endpoints_apart),
 		cmocka_unit_test(parses_content_ranges),
+		cmocka_unit_test(deletes_without_md5),
+		cmocka_unit_test(allows_its_connections),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

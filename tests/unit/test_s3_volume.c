@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
@@ -347,6 +349,50 @@ static void test_checksums_that_the_store_does_not_check(void **state)
 	fake_store_reset();
 }
 
+/* ---- an end ---------------------------------------------------------------------------------- */
+
+static const char *socket_path;
+
+ssize_t __real_pwritev64(int fd, const struct iovec *iov, int n, off_t at);
+ssize_t __wrap_pwritev64(int fd, const struct iovec *iov, int n, off_t at);
+/* That of the cache file, which fails when the socket is gone. */
+ssize_t __wrap_pwritev64(int fd, const struct iovec *iov, int n, off_t at)
+{
+	if (!socket_path)
+		return __real_pwritev64(fd, iov, n, at);
+	while (access(socket_path, F_OK) == 0)
+		usleep(1000);
+	usleep(100000);
+	errno = EIO;
+	return -1;
+}
+
+/* A cache file that fails last of all tells it, although nobody can ask the volume any more. */
+static void test_a_cache_file_that_fails_at_the_end(void **state)
+{
+	char config[512], path[256];
+	uint8_t block[BLOCK] = {1};
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M");
+	assert_int_equal(device_write(&d, block, BLOCK, 0, 0), 0);
+	device_close(&d);
+	snprintf(path, sizeof path, "%s", scratch_path("control"));
+	snprintf(config, sizeof config, COMMON "volume=v;control=%s;cache-file=%s;cache-size=16M",
+		path, scratch_path("cache"));
+	device_open(&d, &s3_backend, config);
+	assert_int_equal(access(path, F_OK), 0);
+	socket_path = path;
+	assert_int_equal(device_read(&d, block, BLOCK, 0), 0);
+	device_close(&d);
+	socket_path = NULL;
+	assert_int_equal(d.reported.errors, 1);
+	assert_holds(d.reported.error, "cannot be written, and is not used");
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -359,6 +405,7 @@ int main(void)
 		cmocka_unit_test(test_what_was_written_is_not_got),
 		cmocka_unit_test(test_deadline_of_an_open),
 		cmocka_unit_test(test_checksums_that_the_store_does_not_check),
+		cmocka_unit_test(test_a_cache_file_that_fails_at_the_end),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -143,6 +143,8 @@ static void make_sparse(struct device *d, unsigned n)
 	assert_int_equal(backend_flush(d->backend), 0);
 }
 
+static _Atomic bool closed;
+
 /* Compaction that waits forever holds up no checkpoint. */
 static void test_checkpoints_go_on_beside_a_stuck_collection(void **state)
 {
@@ -168,6 +170,46 @@ static void test_checkpoints_go_on_beside_a_stuck_collection(void **state)
 	fake_store_hold(S3_GET, NULL);
 	device_close(&d);
 	fake_store_reset();
+}
+
+static void *close_and_tell(void *opaque)
+{
+	struct device *d = opaque;
+
+	assert_int_equal(s3_volume_close(volume_of(d)), 0);
+	closed = true;
+	return NULL;
+}
+
+/* An end does not wait for what a collection has under way: the line is for the data. */
+static void check_end_beside_a_collection(enum s3_op op, const char *part)
+{
+	pthread_t thread;
+	struct device d;
+
+	create_volume(&d);
+	fake_store_hold(op, part);
+	make_sparse(&d, 16);
+	fake_store_wait_held(op, part);
+	assert_int_equal(write_mib(&d, 40, 1), 0);
+	params_free(d.params);
+	closed = false;
+	assert_int_equal(pthread_create(&thread, NULL, close_and_tell, &d), 0);
+	WAIT_UNTIL(closed, "it waits for the collection");
+	pthread_join(thread, NULL);
+	assert_int_equal(d.reported.errors, 0);
+	fake_store_release(op, part);
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
+	check_mib(&d, 40, 1);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static void test_an_end_beside_a_collection(void **state)
+{
+	(void)state;
+	check_end_beside_a_collection(S3_GET, "/log/03/0000000000000003");
+	check_end_beside_a_collection(S3_PUT, "/gc/");
 }
 
 /* What has to wait while a checkpoint captures the map goes on by itself then. */
@@ -295,7 +337,8 @@ static void test_an_unreadable_source_is_passed_over(void **state)
 	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
 	assert_int_equal(volume_of(&d)->room.bytes, 0); /* the cache has its memory back */
 	assert_int_equal(d.reported.errors, errors + 1);
-	assert_holds(d.reported.error, "0000000000000003");
+	assert_holds(d.reported.error, "0000000000000003: fake: ");
+	assert_holds(d.reported.error, "it is not compacted for ten minutes");
 	assert_true(device_counter(&d, "gc_objects") >= 7);
 	assert_true(device_counter(&d, "deleted") >= 14);
 	fake_store_fail(S3_GET, "", 0, 0);
@@ -516,6 +559,7 @@ static void test_held_small_objects_are_left_in_peace(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_an_end_beside_a_collection),
 		cmocka_unit_test(test_memory_of_a_check),
 		cmocka_unit_test(test_a_store_that_does_not_delete),
 		cmocka_unit_test(test_an_end_that_lacks_only_a_checkpoint),

@@ -248,6 +248,69 @@ static void test_store_without_conditions(void **state)
 	fake_store_reset();
 }
 
+/* A store that does not replace what it gives is not asked again and again. */
+static void test_what_is_never_replaced(void **state)
+{
+	uint8_t object[64 << 10];
+	struct device d;
+	size_t length;
+	char key[64];
+
+	(void)state;
+	create_with_a_write(&d);
+	/* What this writer leaves behind the fence of the next one. */
+	length = fake_store_object(log_key(2), object, sizeof object);
+	assert_true(length > 0 && length <= sizeof object);
+	crash(&d);
+	open_volume(&d);
+	s3_le_store(object + 40, 4, 8);
+	s3_le_store(object + 20, 0, 4);
+	s3_le_store(object + 20, s3_crc32c(0, object, s3_le_load(object + 16, 4)), 4);
+	snprintf(key, sizeof key, "userblk/v%s", log_key(4));
+	fake_store_set(key, object, length);
+	fake_store_fail(S3_PUT, log_key(4), -EEXIST, UINT32_MAX);
+	assert_int_equal(write_block(&d, 1, 2), -EIO);
+	sleep(2);
+	assert_in_range(fake_store_failed(), 2, 8);
+	assert_holds(d.reported.error, "is not replaced, although");
+	fake_store_fail(S3_PUT, "", 0, 0);
+	device_flush_at_last(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/*
+ * Without conditions an upload of a killed writer that arrives late replaces an object of the next
+ * one. Nothing can undo that, but what was flushed is not taken for never written.
+ */
+static void test_late_upload_without_conditions(void **state)
+{
+	uint8_t object[64 << 10];
+	char key[64];
+	struct device d;
+	size_t length;
+
+	(void)state;
+	create_volume(&d, "size=64M;fencing=none");
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(write_block(&d, i, 1), 0);
+	crash(&d);
+	length = fake_store_object(log_key(4), object, sizeof object);
+	assert_true(length > 0 && length <= sizeof object);
+	for (unsigned seq = 3; seq <= 4; seq++) {
+		snprintf(key, sizeof key, "userblk/v%s", log_key(seq));
+		fake_store_set(key, NULL, 0);
+	}
+	device_open(&d, &s3_backend, COMMON "fencing=none");
+	for (unsigned i = 0; i < 3; i++)
+		assert_int_equal(write_block(&d, i, 2), 0);
+	fake_store_set(key, object, length);
+	crash(&d);
+	assert_int_equal(device_try(&d, &s3_backend, 0, COMMON "fencing=none"), -EIO);
+	assert_holds(d.reported.error, "is missing, although it had been stored before");
+	fake_store_reset();
+}
+
 /* Objects of a newer program may hold flushed data: no message suggests to delete them. */
 static void test_newer_object_is_not_to_be_deleted(void **state)
 {
@@ -280,6 +343,8 @@ int main(void)
 		cmocka_unit_test(test_reading_what_was_replaced),
 		cmocka_unit_test(test_not_fenced_while_it_writes),
 		cmocka_unit_test(test_store_without_conditions),
+		cmocka_unit_test(test_what_is_never_replaced),
+		cmocka_unit_test(test_late_upload_without_conditions),
 		cmocka_unit_test(test_newer_object_is_not_to_be_deleted),
 	};
 

@@ -144,6 +144,22 @@ static void *release_first(void *opaque)
 	return opaque;
 }
 
+/* An end does not wait for it. */
+static void test_an_end_beside_a_reserve(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128M");
+	fake_store_hold(S3_PUT, "/probe/");
+	for (unsigned n = 0; n < 48; n++)
+		assert_int_equal(write_mib(&d, n, n), 0);
+	fake_store_wait_held(S3_PUT, "/probe/");
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* A refusal from before the reserve made room, which is seen after that, is none. */
 static void test_a_refusal_from_before_the_room(void **state)
 {
@@ -194,6 +210,38 @@ static void test_a_reserve_over_a_slow_line(void **state)
 		}
 		assert_in_range(seconds, pauses[i] - 10, pauses[i]);
 	}
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Over a line that is too slow for the reserve a store that has space again is seen all the same.
+ */
+static void test_space_over_a_slow_line(void **state)
+{
+	struct device d;
+	struct s3_volume *v;
+	uint64_t before;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	v = volume_of(&d);
+	for (unsigned n = 48; write_mib(&d, n, n) == 0;)
+		n++;
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_line(MIB / 16); /* a batch takes 16 s, and the reserve 64 s */
+	fake_store_limit(0);
+	wait_full(&d, false);
+	put_mib(&d, 127, 127);
+	/* The whole one is put again when the line is good, and no sooner than if it had never been
+	 * full. */
+	pthread_mutex_lock(&v->lock);
+	assert_int_equal(v->reserve.bytes, MIB);
+	assert_in_range((v->reserve.due - s3_now()) / 1000000000, 60, 120);
+	v->reserve.due = 0;
+	fake_store_line(0);
+	before = fake_store_put_bytes("/probe/");
+	pthread_mutex_unlock(&v->lock);
+	WAIT_UNTIL(fake_store_put_bytes("/probe/") >= before + 4 * MIB, "there is no reserve");
 	device_close(&d);
 	fake_store_reset();
 }
@@ -291,8 +339,10 @@ int main(void)
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_reserve_that_is_being_put),
+		cmocka_unit_test(test_an_end_beside_a_reserve),
 		cmocka_unit_test(test_a_refusal_from_before_the_room),
 		cmocka_unit_test(test_a_reserve_over_a_slow_line),
+		cmocka_unit_test(test_space_over_a_slow_line),
 		cmocka_unit_test(test_no_space_for_a_collection),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
 		cmocka_unit_test(test_a_refusal_is_told_once),

@@ -123,58 +123,6 @@ static void test_so_many_ahead(void **state)
 	fake_store_reset();
 }
 
-/* Large ones have more time: a second for each 128 KiB of those that share the line. */
-static void test_parts_over_a_slow_line(void **state)
-{
-	struct s3_root_part all[PARTS];
-	char first[S3_KEY_MAX + 1], last[S3_KEY_MAX + 1];
-	struct s3_parts *parts;
-	struct device d;
-	size_t i = PARTS;
-	void *data;
-
-	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M");
-	for (unsigned j = 0; j < PARTS; j++)
-		put_part(&all[j], j, 256 << 10);
-	key_of(&all[0].name, first);
-	key_of(&all[15].name, last);
-	volume_of(&d)->deadline = 20;
-	parts = s3_parts_new(volume_of(&d), BASE, all, PARTS);
-	assert_int_equal(s3_parts_next(parts, &i, &data), 1);
-	free(data);
-	s3_parts_free(parts);
-	assert_int_equal(fake_store_deadline(S3_GET, first), 20 + 2);
-	assert_int_equal(fake_store_deadline(S3_GET, last), 20 + 16 * 2);
-	volume_of(&d)->deadline = 0;
-	device_close(&d);
-	fake_store_reset();
-}
-
-/* So do those that are stored: a checkpoint of which one never arrives is none. */
-static void test_a_region_over_a_slow_line(void **state)
-{
-	uint8_t sector[512] = {1};
-	char key[S3_KEY_MAX + 1];
-	struct s3_volume *v;
-	struct device d;
-
-	(void)state;
-	fake_store_reset();
-	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M;block-size=512");
-	for (uint64_t at = 0; at < 64 << 20; at += 1024)
-		assert_int_equal(device_write(&d, sector, sizeof sector, at, 0), 0);
-	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
-	v = volume_of(&d);
-	assert_int_equal(v->n_regions, 1);
-	assert_in_range(v->regions[0].bytes, 128 << 10, (256 << 10) - 1);
-	key_of(&(struct s3_name){.kind = S3_NAME_REGION, .number = v->regions[0].seq}, key);
-	assert_int_equal(fake_store_deadline(S3_PUT, key), 20 + 1);
-	device_close(&d);
-	fake_store_reset();
-}
-
 /* Part 3 is other bytes in the store, or a request fails with result (length SIZE_MAX). */
 static void check_bad(const void *bytes, size_t length, int result)
 {
@@ -289,8 +237,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_each_once_to_several_threads),
 		cmocka_unit_test(test_so_many_ahead),
-		cmocka_unit_test(test_parts_over_a_slow_line),
-		cmocka_unit_test(test_a_region_over_a_slow_line),
 		cmocka_unit_test(test_bad_parts),
 		cmocka_unit_test(test_regions),
 	};

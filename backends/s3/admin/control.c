@@ -328,8 +328,10 @@ static int refuse(const struct s3_control *c, int r)
 	return r;
 }
 
-static void free_control(struct s3_control *c)
+void s3_control_free(struct s3_control *c)
 {
+	if (!c)
+		return;
 	if (c->listener >= 0)
 		close(c->listener);
 	if (c->wake >= 0)
@@ -362,7 +364,7 @@ int s3_control_open(struct s3_volume *v, const char *path)
 		close(directory);
 	if (r) {
 		refuse(c, r);
-		free_control(c);
+		s3_control_free(c);
 		return r;
 	}
 	v->host = (struct backend_host){.opaque = c, .error = host_error, .debug = host_debug};
@@ -419,7 +421,7 @@ void s3_control_close(struct s3_control *c)
 		unlink(c->address.sun_path);
 	if (directory >= 0)
 		close(directory);
-	c->v->host = c->outer;
+	close(c->listener);
+	c->listener = -1;
 	c->v->control = NULL;
-	free_control(c);
 }

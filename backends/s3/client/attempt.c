@@ -26,6 +26,10 @@
 /* libcurl's buffers, in bytes: what is moved by one system call. */
 #define BUFFER_SMALL (16L << 10)
 
+#define CONNECT_TIMEOUT 10L /* seconds; less if the timeout is */
+/* Bytes a second under which an attempt makes no progress. */
+#define PROGRESS_LEAST 1024L
+
 /* ---- an attempt ------------------------------------------------------------------ */
 
 /* Takes the store's credentials over if they are others by now. 0 or -ENOMEM. */
@@ -136,7 +140,7 @@ static int sign_request(struct s3_transfer *t, const char *path, const char *que
 	const struct s3_store *s = t->pool->store;
 	const struct s3_request *req = t->req;
 	const struct s3_credentials *c = &t->pool->credentials;
-	char timestamp[S3_TIMESTAMP], payload[S3_SHA256_HEX], range[64], sum[9];
+	char timestamp[S3_TIMESTAMP], payload[S3_SHA256_HEX], range[64], sum[45];
 	char authorization[S3_AUTHORIZATION_MAX];
 	struct headers h = {.n = 0};
 	int r;
@@ -177,7 +181,10 @@ static int sign_request(struct s3_transfer *t, const char *path, const char *que
 	}
 	if (req->op == S3_DELETE_MANY) {
 		add_header(&h, "content-type", "application/xml");
-		add_header(&h, "content-md5", req->md5);
+		/* Every store knows MD5, which this host may not. */
+		EVP_EncodeBlock((unsigned char *)sum, req->digest, sizeof req->digest);
+		add_header(&h, req->md5[0] ? "content-md5" : "x-amz-checksum-sha256",
+			req->md5[0] ? req->md5 : sum);
 	}
 	r = s3_sign(&t->pool->signer, timestamp, methods[req->op], path, query, h.list, h.n,
 		payload, authorization, sizeof authorization);
@@ -196,6 +203,33 @@ static int sign_request(struct s3_transfer *t, const char *path, const char *que
 	if (r == 0)
 		r = append(t, "Expect", ":", "");
 	return r;
+}
+
+/* s until then, at least 1 and at most most. */
+static long seconds_until(uint64_t deadline, uint64_t now, long most)
+{
+	uint64_t seconds = now < deadline ? (deadline - now + S3_SECOND - 1) / S3_SECOND : 1;
+
+	return seconds < (uint64_t)most ? (long)seconds : most;
+}
+
+/* When libcurl ends an attempt: one that moves only at a limit. */
+static CURLcode set_times(CURL *e, const struct s3_store *s, const struct s3_request *req)
+{
+	uint64_t now = s3_client_now(), end = req->began + req->limit * S3_SECOND;
+	long stalled = s->timeout, limit = 0;
+	CURLcode code = CURLE_OK;
+
+	if (req->deadline)
+		stalled = seconds_until(req->deadline, now, stalled);
+	if (req->limit)
+		limit = now < end ? (long)((end - now) / 1000000) + 1 : 1;
+	code |= curl_easy_setopt(
+		e, CURLOPT_CONNECTTIMEOUT, stalled < CONNECT_TIMEOUT ? stalled : CONNECT_TIMEOUT);
+	code |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, PROGRESS_LEAST);
+	code |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, stalled);
+	code |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, limit);
+	return code;
 }
 
 /* Tells libcurl what to do. 0 or negative errno. */
@@ -250,14 +284,7 @@ static int prepare(struct s3_transfer *t)
 	curl_easy_setopt(e, CURLOPT_BUFFERSIZE, buffer);
 	code |= curl_easy_setopt(e, CURLOPT_URL, url);
 	code |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
-	if (req->deadline) {
-		uint64_t now = s3_client_now();
-
-		code |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS,
-			now < req->deadline ? (long)((req->deadline - now) / 1000000) + 1 : 1L);
-	} else {
-		code |= curl_easy_setopt(e, CURLOPT_TIMEOUT_MS, 0L);
-	}
+	code |= set_times(e, s, req);
 	if (code != CURLE_OK)
 		r = -ENOMEM;
 out:
@@ -297,8 +324,12 @@ struct s3_transfer *s3_transfer_begin(struct s3_connections *p, struct s3_reques
 
 void s3_transfer_start(struct s3_connections *p, struct s3_request *req)
 {
-	struct s3_transfer *t = s3_transfer_begin(p, req);
+	struct s3_transfer *t;
 
+	/* It has waited for a connection, while others succeeded. */
+	if (!atomic_load(&p->store->failing_since))
+		s3_request_progressed(req);
+	t = s3_transfer_begin(p, req);
 	if (t) {
 		s3_hedge_began(t);
 		return;

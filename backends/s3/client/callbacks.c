@@ -13,6 +13,12 @@
 /* A body that is not an object's: an error, or a listing of 1000 keys. */
 #define TEXT_MAX (16u << 20)
 
+void s3_request_progressed(struct s3_request *req)
+{
+	if (req->deadline && !req->failing)
+		req->deadline = s3_client_now() + req->patience;
+}
+
 /* Copies between the request's vectors, from where the transfer is, and a buffer. */
 static size_t move(struct s3_transfer *t, char *buffer, size_t length, bool into_vectors)
 {
@@ -52,6 +58,7 @@ size_t s3_transfer_on_read(char *buffer, size_t size, size_t n, void *opaque)
 {
 	struct s3_transfer *t = opaque;
 
+	s3_request_progressed(t->req);
 	return move(t, buffer, size * n, false);
 }
 
@@ -114,6 +121,7 @@ size_t s3_transfer_on_header(char *line, size_t size, size_t n, void *opaque)
 	size_t length = size * n;
 	char value[256];
 
+	s3_request_progressed(t->req);
 	/* Another block follows one of status 1xx. */
 	if (length > 5 && memcmp(line, "HTTP/", 5) == 0) {
 		s3_transfer_forget_reply(t);
@@ -127,8 +135,12 @@ size_t s3_transfer_on_header(char *line, size_t size, size_t n, void *opaque)
 		t->has_length = true;
 		t->length = strtoull(value, NULL, 10);
 	} else if (header_value(line, length, "etag", value, sizeof value)) {
-		if (strlen(value) <= S3_ETAG_MAX)
-			memcpy(t->etag, value, strlen(value) + 1);
+		/* A proxy that changes the encoding marks it as weak. The store compares its own.
+		 */
+		const char *etag = strncmp(value, "W/", 2) == 0 ? value + 2 : value;
+
+		if (strlen(etag) <= S3_ETAG_MAX)
+			memcpy(t->etag, etag, strlen(etag) + 1);
 	} else if (header_value(line, length, "x-amz-bucket-region", value, sizeof value)) {
 		if (strlen(value) < sizeof t->region)
 			memcpy(t->region, value, strlen(value) + 1);
@@ -177,6 +189,7 @@ size_t s3_transfer_on_write(char *data, size_t size, size_t n, void *opaque)
 	const struct s3_request *req = t->req;
 	size_t length = size * n;
 
+	s3_request_progressed(t->req);
 	if ((req->op != S3_GET && req->op != S3_HEAD) || t->status >= 300)
 		return keep_text(t, data, length);
 	/* Never let a byte of something else into the caller's buffers. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 
 #include <curl/curl.h>
 #include <openssl/evp.h>
@@ -72,7 +73,7 @@ static bool request_valid(struct s3_request *req)
 	return req->key && s3_key_valid(req->key);
 }
 
-/* The body of DeleteObjects and its digest. Keys need no quoting. */
+/* The body of DeleteObjects and its digests. Keys need no quoting. */
 static int make_delete_body(struct s3_request *req)
 {
 	uint8_t md5[16];
@@ -87,12 +88,15 @@ static int make_delete_body(struct s3_request *req)
 	for (size_t i = 0; i < req->n_keys; i++)
 		fprintf(stream, "<Object><Key>%s</Key></Object>", req->keys[i]);
 	fputs("</Delete>", stream);
-	if (fclose(stream) || !EVP_Digest(req->body, size, md5, NULL, EVP_md5(), NULL)) {
+	if (fclose(stream)) {
 		free(req->body);
 		req->body = NULL;
 		return -ENOMEM;
 	}
-	EVP_EncodeBlock((unsigned char *)req->md5, md5, sizeof md5);
+	req->md5[0] = '\0';
+	/* In FIPS mode it fails. */
+	if (EVP_Digest(req->body, size, md5, NULL, EVP_md5(), NULL))
+		EVP_EncodeBlock((unsigned char *)req->md5, md5, sizeof md5);
 	s3_sha256(req->body, size, req->digest);
 	return 0;
 }
@@ -132,7 +136,10 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->body = NULL;
 	req->began = s3_client_now();
 	seconds = req->retry_deadline ? req->retry_deadline : (uint32_t)s->retry_deadline;
-	req->deadline = seconds ? req->began + seconds * S3_SECOND : 0;
+	req->patience = seconds * S3_SECOND;
+	req->deadline = seconds ? req->began + req->patience : 0;
+	req->failing = false;
+	req->refused = 0;
 
 	/* Here, in the caller's thread, rather than where it would hold up other requests. */
 	if (req->op == S3_DELETE_MANY) {
@@ -245,6 +252,22 @@ static void free_store(struct s3_store *s)
 	curl_global_cleanup();
 }
 
+/*
+ * The soft limit of open files is for programs that use select(2). A store raises it by what it may
+ * need, as far as it can: a process may have several.
+ */
+static void allow_sockets(uint64_t connections)
+{
+	rlim_t more = (rlim_t)connections * S3_POOLS;
+	struct rlimit files;
+
+	if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur == RLIM_INFINITY)
+		return;
+	files.rlim_cur =
+		files.rlim_max - files.rlim_cur > more ? files.rlim_cur + more : files.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &files);
+}
+
 int s3_store_open(
 	const struct s3_store_config *c, const struct backend_host *host, struct s3_store **out)
 {
@@ -264,6 +287,7 @@ int s3_store_open(
 		free(s);
 		return -ENOMEM;
 	}
+	allow_sockets(c->connections);
 	s->host = *host;
 	s3_endpoint_parse(c->endpoint, &s->endpoint);
 	s->endpoint_text = copy(c->endpoint, &failed);
@@ -309,9 +333,9 @@ void s3_store_park(struct s3_store *s)
 	s3_keyring_park(s->keyring);
 }
 
-void s3_store_stop(struct s3_store *s)
+/* Has the pools look at what must end. */
+static void wake_pools(struct s3_store *s)
 {
-	atomic_store(&s->stopping, true);
 	for (int i = 0; i < S3_POOLS; i++) {
 		struct s3_connections *p = &s->pools[i];
 
@@ -320,6 +344,18 @@ void s3_store_stop(struct s3_store *s)
 			eventfd_write(p->wake_fd, 1);
 		pthread_mutex_unlock(&p->lock);
 	}
+}
+
+void s3_store_stop(struct s3_store *s)
+{
+	atomic_store(&s->stopping, true);
+	wake_pools(s);
+}
+
+void s3_store_drop(struct s3_store *s)
+{
+	atomic_store(&s->dropping, true);
+	wake_pools(s);
 }
 
 void s3_store_close(struct s3_store *s)

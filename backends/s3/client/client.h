@@ -12,7 +12,10 @@
  * Retries are inside: connection errors, timeouts, 5xx, 429, 409 and replies
  * that are not what was asked for (cut short, another range) are tried again
  * with a fresh signature after a jittered and capped pause, until the deadline.
- * What done() tells is final. Only a store's own "NoSuchKey" is -ENOENT.
+ * That is about failure: it counts from when the request has last moved before
+ * its first attempt failed, and no attempt that moves is cut off, however slow
+ * the line is, or many share it. What done() tells is final. Only a store's own
+ * "NoSuchKey" is -ENOENT.
  *
  * Keys hold [a-z0-9/._-] only, without empty, "." or ".." segments.
  */
@@ -47,7 +50,7 @@ struct s3_store_config {
 	bool tls_verify;
 	uint64_t connections;	 /* of each pool */
 	uint64_t timeout;	 /* seconds without progress before an attempt is given up */
-	uint64_t retry_deadline; /* seconds that a request is retried; 0: forever */
+	uint64_t retry_deadline; /* seconds that a request may fail; 0: forever */
 	uint64_t hedge;		 /* percentile of latencies; 0: none */
 };
 
@@ -209,7 +212,10 @@ struct s3_request {
 	const char *token;	 /* LIST */
 	bool delimiter;		 /* LIST */
 	unsigned max_keys;	 /* LIST: 0: 1000 */
-	uint32_t retry_deadline; /* seconds; 0: the store's */
+	/* Seconds of failure after which it ends, in which none of it moves; 0: the store's */
+	uint32_t retry_deadline;
+	uint32_t limit; /* seconds after which it ends even if it moves; 0: none */
+	bool droppable; /* s3_store_drop() ends it */
 	/* Called once by the pool's thread, which it must not keep waiting; it may submit and may
 	 * free the request. */
 	void (*done)(struct s3_request *req);
@@ -231,7 +237,7 @@ struct s3_request {
 	 * -EPROTO	what answers is no S3 store, or its certificate is not trusted
 	 * -EINVAL	the store found the request wrong in another way
 	 * -EIO		still failing at the deadline
-	 * -ESHUTDOWN	the store is being stopped
+	 * -ESHUTDOWN	the store is being stopped, or no longer does what can be dropped
 	 * A PUT or DELETE that ends in -EIO or -ESHUTDOWN may have happened all the same.
 	 */
 	int result;
@@ -245,11 +251,14 @@ struct s3_request {
 	/* The store's own. */
 	struct s3_request *next;
 	uint64_t began, deadline, due; /* monotonic ns; deadline 0: none */
+	uint64_t patience;	       /* ns from the last progress to the deadline */
+	bool failing;		       /* an attempt has failed: the deadline stays */
 	uint64_t length;	       /* bytes of iov */
 	char *body;		       /* DELETE_MANY: XML */
-	char md5[25];		       /* of body, in base64 */
+	char md5[25];		       /* of body, in base64; "": there is no MD5 */
 	uint8_t digest[32];	       /* SHA-256 of what is sent */
 	unsigned mismatches;
+	uint64_t refused; /* ns, when its credentials were for the first time; 0: not */
 };
 
 struct s3_store;
@@ -271,6 +280,8 @@ void s3_store_park(struct s3_store *store);
  * at once: done() of those in flight is called by the threads.
  */
 void s3_store_stop(struct s3_store *store);
+/* The same of those requests alone that can be dropped. */
+void s3_store_drop(struct s3_store *store);
 /* s3_store_stop(), waits until every done() has returned, frees. NULL is fine. Not from a done().
  */
 void s3_store_close(struct s3_store *store);

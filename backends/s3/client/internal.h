@@ -123,7 +123,7 @@ struct s3_store {
 	uint64_t hedge; /* percentile; 0: none */
 
 	struct s3_keyring *keyring;
-	_Atomic bool stopping;
+	_Atomic bool stopping, dropping;
 	_Atomic uint64_t in_flight; /* accepted, and done() has not returned */
 	pthread_mutex_t idle_lock;
 	pthread_cond_t idle;	      /* nothing in flight */
@@ -170,6 +170,8 @@ void s3_store_note_success(struct s3_store *s);
 
 /* ---- callbacks.c ---- */
 
+/* A request makes progress: it has its patience again, unless an attempt has failed before. */
+void s3_request_progressed(struct s3_request *req);
 /* The body is sent, or received, from its beginning again. */
 void s3_transfer_rewind_body(struct s3_transfer *t);
 /* As CURLOPT_READFUNCTION. */

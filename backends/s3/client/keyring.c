@@ -184,7 +184,7 @@ int s3_keyring_copy(struct s3_keyring *k, struct s3_credentials *c, uint64_t *ge
 	return failed ? -ENOMEM : 0;
 }
 
-bool s3_keyring_other(struct s3_keyring *k, uint64_t generation)
+bool s3_keyring_other(struct s3_keyring *k, uint64_t generation, uint64_t refused)
 {
 	bool others;
 
@@ -199,7 +199,9 @@ bool s3_keyring_other(struct s3_keyring *k, uint64_t generation)
 	/* Those of a role may have replaced a file's; without memory it is tried again here. */
 	start(k);
 	others = atomic_load(&k->generation) != generation;
-	if (!others && k->current.of_role && now_s() - k->loaded >= FRESH_S) {
+	/* Once for a request: those that the role has are the same, or no better. */
+	if (!others && k->current.of_role && now_s() - k->loaded >= FRESH_S &&
+		k->loaded <= (time_t)(refused / 1000000000)) {
 		k->wanted = others = true;
 		pthread_cond_signal(&k->changed);
 	}

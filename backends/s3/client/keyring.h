@@ -23,7 +23,10 @@ void s3_keyring_park(struct s3_keyring *k);
 uint64_t s3_keyring_generation(const struct s3_keyring *k);
 /* Replaces *c by a copy of the credentials, of that generation. 0 or -ENOMEM: then *c is empty. */
 int s3_keyring_copy(struct s3_keyring *k, struct s3_credentials *c, uint64_t *generation);
-/* Those of this generation were not accepted. Are there others now, or perhaps soon? */
-bool s3_keyring_other(struct s3_keyring *k, uint64_t generation);
+/*
+ * Those of this generation were not accepted, for a request for the first time at refused (ns,
+ * monotonic). Are there others now, or perhaps soon?
+ */
+bool s3_keyring_other(struct s3_keyring *k, uint64_t generation, uint64_t refused);
 
 #endif

@@ -153,8 +153,11 @@ static void act(struct s3_connections *p, struct s3_request *req, struct s3_verd
 		s3_request_finish(p, req, v.result);
 		return;
 	case S3_REAUTHENTICATE:
+		if (!req->refused)
+			req->refused = s3_client_now();
 		/* Credentials that ran out on a store in use may be renewed a little late. */
-		if (s3_keyring_other(s->keyring, generation) || (expired && atomic_load(&s->known)))
+		if (s3_keyring_other(s->keyring, generation, req->refused) ||
+			(expired && atomic_load(&s->known)))
 			s3_request_retry(p, req, 0);
 		else
 			s3_request_finish(p, req, v.result);

@@ -21,10 +21,6 @@
 #include "backends/s3/client/internal.h"
 #include "backends/s3/client/keyring.h"
 
-#define CONNECT_TIMEOUT 10L /* seconds; less if the timeout is */
-/* Bytes a second under which a transfer makes no progress. */
-#define PROGRESS_LEAST 1024L
-
 /* ---- the loop of a pool ------------------------------------------------------------- */
 
 static int on_timer(CURLM *multi, long ms, void *opaque)
@@ -92,27 +88,36 @@ static bool take_incoming(struct s3_connections *p)
 	return ending;
 }
 
-static void cancel_all(struct s3_connections *p)
+/* Ends all requests that the store has, or those that can be dropped. */
+static void cancel(struct s3_connections *p, bool all)
 {
-	struct s3_request *req;
+	struct s3_request *req, **link = &p->delayed;
+	struct s3_queue ready = p->ready;
 
 	for (unsigned i = 0; i < p->store->connections; i++) {
 		struct s3_transfer *t = &p->transfers[i];
 
 		req = t->req;
-		if (!req)
+		if (!req || !(all || req->droppable))
 			continue;
 		s3_hedge_cancel_twin(t);
 		curl_multi_remove_handle(p->multi, t->easy);
 		s3_transfer_release(t);
 		s3_request_finish_stopped(p, req);
 	}
-	while ((req = s3_queue_take(&p->ready)))
-		s3_request_finish_stopped(p, req);
-	while ((req = p->delayed)) {
-		p->delayed = req->next;
-		s3_request_finish_stopped(p, req);
-	}
+	s3_queue_init(&p->ready);
+	while ((req = s3_queue_take(&ready)))
+		if (all || req->droppable)
+			s3_request_finish_stopped(p, req);
+		else
+			s3_queue_add(&p->ready, req);
+	while ((req = *link))
+		if (all || req->droppable) {
+			*link = req->next;
+			s3_request_finish_stopped(p, req);
+		} else {
+			link = &req->next;
+		}
 }
 
 /* Moves what is due to the ready ones. When the next one is; 0: none. */
@@ -169,7 +174,9 @@ static void *pool_main(void *opaque)
 
 		ending = take_incoming(p);
 		if (atomic_load(&p->store->stopping))
-			cancel_all(p);
+			cancel(p, true);
+		else if (atomic_load(&p->store->dropping))
+			cancel(p, false);
 		promote_delayed(p);
 		while (p->idle && p->ready.head)
 			s3_transfer_start(p, s3_queue_take(&p->ready));
@@ -226,10 +233,6 @@ static int set_up_easy(struct s3_transfer *t)
 	code |= curl_easy_setopt(e, CURLOPT_USERAGENT, "userblk/" USERBLK_VERSION);
 	code |= curl_easy_setopt(e, CURLOPT_PATH_AS_IS, 1L);
 	code |= curl_easy_setopt(e, CURLOPT_TCP_KEEPALIVE, 1L);
-	code |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT,
-		s->timeout < CONNECT_TIMEOUT ? s->timeout : CONNECT_TIMEOUT);
-	code |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, PROGRESS_LEAST);
-	code |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, s->timeout);
 	code |= curl_easy_setopt(e, CURLOPT_UPLOAD_BUFFERSIZE, S3_BUFFER_LARGE);
 	code |= curl_easy_setopt(e, CURLOPT_READFUNCTION, s3_transfer_on_read);
 	code |= curl_easy_setopt(e, CURLOPT_READDATA, t);

@@ -97,7 +97,9 @@ void s3_request_retry(struct s3_connections *p, struct s3_request *req, uint64_t
 	if (pause < retry_after * S3_SECOND)
 		pause = retry_after * S3_SECOND;
 	req->due = s3_client_now() + pause;
-	if (req->deadline && req->due >= req->deadline) {
+	req->failing = true;
+	if ((req->deadline && req->due >= req->deadline) ||
+		(req->limit && req->due >= req->began + req->limit * S3_SECOND)) {
 		size_t used = strlen(req->message);
 
 		snprintf(req->message + used, sizeof req->message - used,

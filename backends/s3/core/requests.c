@@ -15,8 +15,6 @@
 
 /* s that a request is tried for that somebody waits for and that changes nothing, or deletes. */
 #define WAITED_DEADLINE 60
-/* Bytes of a large request for which it is tried a second longer. */
-#define SLOW_LINE (128u << 10)
 /* What a GET of an object of unknown size asks for first. */
 #define FIRST_GET (64u << 10)
 /* And what one of a header asks for. */
@@ -26,11 +24,6 @@
 static uint32_t waited_deadline(const struct s3_volume *v)
 {
 	return v->deadline ? v->deadline : WAITED_DEADLINE;
-}
-
-uint32_t s3_volume_patience(uint32_t seconds, uint64_t bytes)
-{
-	return seconds ? seconds + (uint32_t)(bytes / SLOW_LINE) : 0;
 }
 
 int s3_volume_put_with_reserve(struct s3_volume *v, struct s3_request *req)
@@ -88,7 +81,7 @@ int s3_volume_get(
 		.iov = &iov,
 		.iovcnt = 1,
 		.allow_short = true,
-		.retry_deadline = s3_volume_patience(waited_deadline(v), length),
+		.retry_deadline = waited_deadline(v),
 	};
 	return s3_store_call(v->store, req);
 }

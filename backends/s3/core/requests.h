@@ -26,12 +26,6 @@ int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t
 int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *iov, int iovcnt,
 	const char *etag, uint32_t deadline, struct s3_request *req);
 
-/*
- * Seconds after which a request of so many bytes is given up, if a small one is after so many
- * (0: never): a slow line must not make it impossible.
- */
-uint32_t s3_volume_patience(uint32_t seconds, uint64_t bytes);
-
 /* Up to length bytes of the beginning; req->bytes tells how many. */
 int s3_volume_get(
 	struct s3_volume *v, const char *key, void *data, size_t length, struct s3_request *req);

@@ -27,7 +27,7 @@
 /* The reserve is the same bytes over and over. */
 #define PATTERN (UINT64_C(64) << 10)
 #define SECOND	UINT64_C(1000000000)
-/* s that a request about the reserve may take. */
+/* s that a request about the reserve may fail, and that it may take the line for a whole one. */
 #define PATIENCE 30
 /* Without a reserve it is put that often; over a line that is too slow for it, at last that often.
  */
@@ -166,7 +166,10 @@ bool s3_space_make(struct s3_volume *v, unsigned made, const char *why)
 	return v->reserve.made != made;
 }
 
-/* Puts a reserve of so many bytes. 0 or negative errno. */
+/*
+ * Puts a reserve of so many bytes. 0 or negative errno. One of more than a batch is not worth all
+ * of a slow line, and an end waits for it.
+ */
 static int put_reserve(struct s3_volume *v, uint64_t bytes)
 {
 	size_t n = (size_t)((bytes + PATTERN - 1) / PATTERN);
@@ -197,6 +200,8 @@ static int put_reserve(struct s3_volume *v, uint64_t bytes)
 			.iovcnt = (int)n,
 			.crc32c = v->checksums ? &crc32c : NULL,
 			.retry_deadline = PATIENCE,
+			.limit = bytes > v->batch_size ? PATIENCE : 0,
+			.droppable = true,
 		};
 
 		reserve_key(v, key);
@@ -227,7 +232,7 @@ void s3_space_tend(struct s3_volume *v)
 	uint64_t whole = v->max_batches * v->batch_size + RESERVE_MORE, bytes;
 	enum s3_reserve_state before;
 	struct s3_objects_totals totals;
-	bool full, due, reported = false;
+	bool full, due, put, reported = false;
 	int r = 0;
 
 	s3_objects_totals(v->objects, &totals);
@@ -235,8 +240,9 @@ void s3_space_tend(struct s3_volume *v)
 	pthread_mutex_lock(&v->lock);
 	full = v->refused == -ENOSPC;
 	before = v->reserve.state;
-	if (full && !bytes)
-		bytes = v->batch_size; /* shows that there is space */
+	/* Shows that there is space, also over a line on which a whole one has taken too long. */
+	if (full && (!bytes || v->reserve.pause))
+		bytes = v->batch_size;
 	due = before != S3_RESERVE_DELETING && !v->n_refused &&
 	      (full || bytes > v->reserve.bytes) && s3_now() >= v->reserve.due;
 	if (due) {
@@ -246,27 +252,30 @@ void s3_space_tend(struct s3_volume *v)
 	pthread_mutex_unlock(&v->lock);
 	if (!due)
 		return;
-	if (full || before != S3_RESERVE_UNKNOWN || (v->reserve.bytes = look(v)) < bytes)
+	put = full || before != S3_RESERVE_UNKNOWN || (v->reserve.bytes = look(v)) < bytes;
+	if (put)
 		r = put_reserve(v, bytes);
 	pthread_mutex_lock(&v->lock);
 	/* After any other error it may have arrived. */
 	v->reserve.state = r == 0			  ? S3_RESERVE_THERE
 			   : r == -ENOSPC || r == -ENOMEM ? before
 							  : S3_RESERVE_UNKNOWN;
-	if (r == 0 && v->reserve.bytes < bytes)
+	if (r == 0 && put)
 		v->reserve.bytes = bytes;
 	/* The line is for the data. */
-	if (r == 0) {
+	if (r == 0 && bytes == whole) {
 		v->reserve.pause = 0;
-	} else if (r == -EIO && !full && v->refused != -ENOSPC) {
+	} else if (r == -EIO && bytes == whole) {
 		v->reserve.pause = v->reserve.pause ? 2 * v->reserve.pause : 2 * PAUSE;
 		if (v->reserve.pause > PAUSE_LAST)
 			v->reserve.pause = PAUSE_LAST;
-		v->reserve.due = s3_now() + v->reserve.pause;
+		if (v->refused != -ENOSPC)
+			v->reserve.due = s3_now() + v->reserve.pause;
 	}
 	/* What was refused again meanwhile knows better. */
 	if (r == 0 && full && !v->n_refused) {
 		v->refused = 0;
+		v->reserve.due = s3_now() + v->reserve.pause;
 		/* Waiting threads wait for what is put now, which is not stored yet. */
 		v->blocked = false;
 		reported = true;

@@ -15,6 +15,7 @@ static int s3_open(
 	const void *config, uint64_t size, const struct backend_host *host, struct backend **out)
 {
 	const struct s3_config *c = config;
+	struct s3_control *control;
 	struct s3_volume *v;
 	int r = s3_volume_attach(c, host, &v);
 
@@ -26,8 +27,10 @@ static int s3_open(
 	if (r == 0)
 		r = s3_volume_load(v, c, size);
 	if (r) {
-		s3_control_close(v->control);
+		control = v->control;
+		s3_control_close(control);
 		s3_volume_detach(v);
+		s3_control_free(control);
 		return r;
 	}
 	*out = &v->backend;
@@ -52,12 +55,14 @@ static bool s3_stalled(struct backend *b)
 static int s3_close(struct backend *b)
 {
 	struct s3_volume *v = (struct s3_volume *)b;
+	struct s3_control *control = v->control;
 	int r;
 
-	s3_control_end_jobs(v->control);
+	s3_control_end_jobs(control);
 	r = s3_volume_finish(v);
-	s3_control_close(v->control);
+	s3_control_close(control);
 	s3_volume_detach(v);
+	s3_control_free(control);
 	return r;
 }
 

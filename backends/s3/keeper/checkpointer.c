@@ -70,8 +70,7 @@ static int put(struct s3_volume *v, const char *key, const void *data, size_t le
 		.iov = &iov,
 		.iovcnt = 1,
 		/* Writes may have to wait for it. At the end nobody does. */
-		.retry_deadline =
-			s3_keeper_is_stopping(v) ? 0 : s3_volume_patience(PART_DEADLINE, length),
+		.retry_deadline = s3_keeper_is_stopping(v) ? 0 : PART_DEADLINE,
 	};
 	int r = s3_volume_put_with_reserve(v, &req);
 

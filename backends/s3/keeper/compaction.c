@@ -63,6 +63,7 @@ struct s3_passed {
 static bool pass_over(struct s3_volume *v, const struct s3_gc_source *s, int r)
 {
 	struct s3_passed *passed;
+	bool damaged = r == -EIO && !s->req.result;
 	size_t i = 0;
 
 	/* A store out of reach says nothing about the object. */
@@ -76,11 +77,12 @@ static bool pass_over(struct s3_volume *v, const struct s3_gc_source *s, int r)
 			return false;
 		v->passed = passed;
 		v->passed[v->n_passed++] = (struct s3_passed){.id = s->object.id};
-		backend_error(&v->host,
-			"volume=%s: %s %s; it is not compacted; run a check, and restore the "
-			"volume from a backup if it is damaged",
-			v->name, s->key,
-			r == -EIO && !s->req.result ? "is damaged" : s->req.message);
+		/* What was not answered says nothing about the object either. */
+		backend_error(&v->host, "volume=%s: %s: %s; it is not compacted%s", v->name, s->key,
+			damaged ? "is damaged" : s->req.message,
+			s->req.result == -EIO ? " for ten minutes"
+					      : "; run a check, and restore the volume from a "
+						"backup if it is damaged");
 	}
 	v->passed[i].slot = s->slot;
 	v->passed[i].until = s3_now() + PASSED_NS;

@@ -158,6 +158,7 @@ int s3_gc_begin_read(struct s3_volume *v, struct s3_gc_round *round, struct s3_g
 		.iovcnt = 1,
 		.offset = offset,
 		.retry_deadline = S3_GC_DEADLINE,
+		.droppable = true,
 		.done = source_read,
 		.opaque = &round->reads,
 	};

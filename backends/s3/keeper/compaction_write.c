@@ -102,6 +102,7 @@ static int send_target(struct s3_volume *v, struct target *t)
 		.crc32c = v->checksums ? &t->crc32c : NULL,
 		.if_none_match = v->conditional,
 		.retry_deadline = S3_GC_DEADLINE,
+		.droppable = true,
 		.done = target_stored,
 		.opaque = t,
 	};

@@ -57,6 +57,7 @@ static int delete_objects(struct s3_volume *v, const uint32_t *slots, size_t n)
 		.keys = keys,
 		.key_results = results,
 		.retry_deadline = S3_GC_DEADLINE,
+		.droppable = true,
 	};
 	int r = text && keys && results && own ? s3_check_not_fenced(v) : -ENOMEM;
 

@@ -172,6 +172,8 @@ static void stop_threads(struct s3_volume *v)
 	pthread_cond_broadcast(&v->collector_work);
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
+	/* The line is for the data. */
+	s3_store_drop(v->store);
 	pthread_join(v->collector, NULL);
 	pthread_join(v->keeper, NULL);
 	if (s3_log_drain(v) == 0) {

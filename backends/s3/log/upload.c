@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Uploads of sealed batches, several at once, and the frontier: up to where all have arrived. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,8 +139,11 @@ static void refuse(struct s3_batch *b, int r, const char *why)
 	struct s3_volume *v = b->volume;
 	struct s3_waiter *waiters = NULL;
 	struct s3_write *writes = NULL;
+	char text[S3_MESSAGE_MAX];
 	bool tell;
 
+	/* It may be that of the batch's request, which is another one's soon. */
+	snprintf(text, sizeof text, "%s", why);
 	pthread_mutex_lock(&v->lock);
 	b->next = v->refused_batches;
 	v->refused_batches = b;
@@ -157,7 +161,7 @@ static void refuse(struct s3_batch *b, int r, const char *why)
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
 	if (tell)
-		s3_space_tell(v, r, why);
+		s3_space_tell(v, r, text);
 	s3_log_answer_waiters(waiters, r == -ENOSPC ? r : -EIO);
 	while (writes) {
 		struct s3_write *next = writes->next;
@@ -221,6 +225,24 @@ static void not_put(struct s3_batch *b, const struct s3_request *req)
 		refuse(b, req->result, req->message);
 }
 
+/* Puts a batch in the place of the object with that etag, unless that has been tried just now. */
+static void replace(struct s3_batch *b, const char *etag)
+{
+	char why[S3_KEY_MAX + 128];
+
+	if (strcmp(b->stale, etag) != 0) {
+		strcpy(b->stale, etag);
+		s3_log_upload(b);
+		return;
+	}
+	snprintf(why, sizeof why,
+		"%s is not replaced, although it has the ETag that the store gave; check what is "
+		"in front of the store",
+		b->key);
+	b->stale[0] = 0;
+	refuse(b, -EIO, why);
+}
+
 /* What is there in place of a batch? */
 static void looked(struct s3_request *req)
 {
@@ -231,9 +253,9 @@ static void looked(struct s3_request *req)
 	int r = req->result;
 	uint64_t bytes = req->bytes;
 
-	b->stale[0] = 0;
 	if (r == -ENOENT) {
 		free(b->probe.iov_base);
+		b->stale[0] = 0;
 		s3_log_upload(b);
 		return;
 	}
@@ -245,6 +267,7 @@ static void looked(struct s3_request *req)
 	if (r) {
 		/* Nothing is decided by that, not even at a deadline: it is put, and met, again. */
 		free(b->probe.iov_base);
+		b->stale[0] = 0;
 		refuse(b, r, req->message);
 		return;
 	}
@@ -269,8 +292,7 @@ static void looked(struct s3_request *req)
 		 * made room for it here meanwhile.
 		 */
 		free(b->probe.iov_base);
-		memcpy(b->stale, req->etag, sizeof b->stale);
-		s3_log_upload(b);
+		replace(b, req->etag);
 		return;
 	}
 	free(b->probe.iov_base);

@@ -87,8 +87,7 @@ static int send_part(struct s3_parts *p)
 		.iov = &slot->iov,
 		.iovcnt = 1,
 		.allow_short = true,
-		/* Those that are on their way share the line. */
-		.retry_deadline = s3_volume_patience(p->v->deadline, p->bytes + part->bytes),
+		.retry_deadline = p->v->deadline,
 		.done = part_done,
 		.opaque = slot,
 	};
