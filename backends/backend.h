@@ -60,10 +60,11 @@ struct backend_host {
 	/* Announces the new size of the device, in bytes. NULL: the framework cannot use it. */
 	void (*resized)(void *opaque, uint64_t size);
 	/*
-	 * For a device with sessions: the backend_session() of the ended process that served the
-	 * same clients, or BACKEND_SESSION_UNKNOWN; 0: the clients are new. Clients that are not
-	 * new rely on what that process acknowledged: the device refuses to open for writing if
-	 * some of it may be lost, or if there was another session since then.
+	 * The backend_session() of the ended process that served the same clients, or
+	 * BACKEND_SESSION_UNKNOWN; 0: the clients are new. Clients that are not new rely on what
+	 * that process acknowledged: the device does not open with a new, empty place for it, and a
+	 * device with sessions refuses to open for writing if some of it may be lost, or if there
+	 * was another session since then.
 	 */
 	uint32_t previous_session;
 };

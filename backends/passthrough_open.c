@@ -24,6 +24,9 @@
 #define MAX_PREFERRED (1u << 20)
 #define MAX_BLOCK     65536u
 
+/* The remedy if clients had a disk before. */
+#define BRING_BACK "bring back the file that the disk had"
+
 static bool queue_limit(dev_t disk, const char *name, uint64_t *value)
 {
 	static const char *const places[] = {"queue", "../queue"};
@@ -266,9 +269,10 @@ static int open_file(struct passthrough *p, const struct passthrough_config *c, 
 			return r;
 		}
 		backend_error(host, "file=%s: %s; %s", c->file, strerror(-r),
-			r == -ENOENT && !c->readonly
-				? "name one that exists or give size= to create it"
-				: "name one that exists");
+			r != -ENOENT		 ? "name one that exists"
+			: host->previous_session ? BRING_BACK
+			: c->readonly		 ? "name one that exists"
+				      : "name one that exists or give size= to create it");
 		return r;
 	}
 	p->is_device = S_ISBLK(st.st_mode);
@@ -338,8 +342,9 @@ static int examine_file(
 		return (int)size;
 	if (size == 0) {
 		backend_error(host, "file=%s: size is 0; %s", p->file,
-			p->is_device ? "insert a medium or connect the device"
-				     : "give size= to create it");
+			p->is_device		 ? "insert a medium or connect the device"
+			: host->previous_session ? BRING_BACK
+						 : "give size= to create it");
 		return -EINVAL;
 	}
 	if (c->size && (uint64_t)size != c->size) {
@@ -455,13 +460,16 @@ static void set_up_locks(struct passthrough *p)
 int passthrough_open(
 	const void *config, uint64_t size, const struct backend_host *host, struct backend **out)
 {
-	const struct passthrough_config *c = config;
+	struct passthrough_config given = *(const struct passthrough_config *)config, *c = &given;
 	struct passthrough *p = calloc(1, sizeof *p);
 	bool created = false, extended = false;
 	int r;
 
 	if (!p)
 		return -ENOMEM;
+	/* What clients that are not new wrote must not read as zeroes in a new file. */
+	if (host->previous_session)
+		given.size = 0;
 	p->fd = -1;
 	set_up_locks(p);
 	p->file = strdup(c->file);

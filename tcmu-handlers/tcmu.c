@@ -286,8 +286,10 @@ static void announce(struct tcmu_device *dev, const struct backend_info *info, b
 static int look_for_clients(struct tcmu_device *dev, struct backend_host *host)
 {
 	int exports = tcmu_cfgfs_dev_get_attr_int(dev, EXPORTS);
-	int session = exports > 0 ? tcmu_cfgfs_dev_get_attr_int(dev, SESSION) : 0;
+	int session = 0;
 
+	if (exports > 0 && backend_kind(handler_identity.ops).has_sessions)
+		session = tcmu_cfgfs_dev_get_attr_int(dev, SESSION);
 	if (exports < 0) {
 		tcmu_dev_err(dev, "cannot determine whether the disk is exported: %s\n",
 			strerror(-exports));
@@ -361,11 +363,9 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		log_error(dev, "size=0: nothing to serve; create the device with a larger size");
 		return -EINVAL;
 	}
-	if (backend_kind(handler_identity.ops).has_sessions) {
-		r = look_for_clients(dev, &host);
-		if (r < 0)
-			return r;
-	}
+	r = look_for_clients(dev, &host);
+	if (r < 0)
+		return r;
 	d = calloc(1, sizeof *d);
 	if (!d) {
 		log_error(dev, "out of memory");

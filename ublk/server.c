@@ -181,10 +181,17 @@ static bool can_map(struct backend *device, const struct backend_info *info, uin
 	return true;
 }
 
-/* timeout_ms: how long to wait for a device that is claimed. 0 or an exit code. */
+/*
+ * size: of the disk that continues with this device, 0: it is new. timeout_ms: how long to wait for
+ * a device that is claimed. 0 or an exit code.
+ */
 static int open_device(struct server *s, const struct params *params, uint64_t size, int timeout_ms)
 {
-	const struct backend_host host = {.opaque = s, .error = host_error};
+	const struct backend_host host = {
+		.opaque = s,
+		.error = host_error,
+		.previous_session = size ? BACKEND_SESSION_UNKNOWN : 0,
+	};
 	int r;
 
 	s->keeps = true;

@@ -34,7 +34,7 @@ static void on_debug(void *opaque, const char *message)
 }
 
 static int try_open(struct device *d, const struct backend_ops *ops, uint64_t size,
-	const char *format, va_list args)
+	uint32_t previous_session, const char *format, va_list args)
 {
 	char text[2048];
 	struct params_error error;
@@ -49,8 +49,10 @@ static int try_open(struct device *d, const struct backend_ops *ops, uint64_t si
 		on_error(&d->reported, error.text);
 	else
 		r = backend_open(d->params, size,
-			&(struct backend_host){
-				.opaque = &d->reported, .error = on_error, .debug = on_debug},
+			&(struct backend_host){.opaque = &d->reported,
+				.error = on_error,
+				.debug = on_debug,
+				.previous_session = previous_session},
 			&d->backend);
 	if (r) {
 		params_free(d->params);
@@ -65,7 +67,18 @@ int device_try(
 	va_list args;
 
 	va_start(args, format);
-	int r = try_open(d, ops, size, format, args);
+	int r = try_open(d, ops, size, 0, format, args);
+	va_end(args);
+	return r;
+}
+
+int device_try_again(
+	struct device *d, const struct backend_ops *ops, uint64_t size, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	int r = try_open(d, ops, size, BACKEND_SESSION_UNKNOWN, format, args);
 	va_end(args);
 	return r;
 }
@@ -75,7 +88,7 @@ void device_open(struct device *d, const struct backend_ops *ops, const char *fo
 	va_list args;
 
 	va_start(args, format);
-	int r = try_open(d, ops, 0, format, args);
+	int r = try_open(d, ops, 0, 0, format, args);
 	va_end(args);
 	if (r)
 		fail_msg("cannot open: %s (%s)", d->reported.error, strerror(-r));

@@ -32,7 +32,10 @@ struct device {
  */
 int device_try(struct device *d, const struct backend_ops *ops, uint64_t size, const char *format,
 	...) __attribute__((format(printf, 4, 5)));
-/* The same, and fails the test when it cannot be opened. */
+/* The same for the clients of a process that has ended. */
+int device_try_again(struct device *d, const struct backend_ops *ops, uint64_t size,
+	const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* As device_try() of size 0, and fails the test when it cannot be opened. */
 void device_open(struct device *d, const struct backend_ops *ops, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 void device_close(struct device *d);

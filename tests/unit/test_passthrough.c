@@ -112,6 +112,42 @@ static void test_creation(void **state)
 	refused(-ENOENT, "cannot be created: No such file or directory", text);
 }
 
+/* Clients that had a disk before must not find zeroes in the place of what they wrote. */
+static void test_size_is_for_new_clients(void **state)
+{
+	const char *path = scratch_path("continued");
+	struct device d;
+	struct stat st;
+
+	(void)state;
+	assert_int_equal(
+		device_try_again(&d, &passthrough_backend, MIB, "%s;size=1m", path), -ENOENT);
+	assert_holds(d.reported.error, "No such file or directory; bring back the file");
+	assert_int_equal(access(path, F_OK), -1);
+
+	path = scratch_file("emptied", 0);
+	assert_int_equal(
+		device_try_again(&d, &passthrough_backend, MIB, "%s;size=1m", path), -EINVAL);
+	assert_holds(d.reported.error, "size is 0; bring back the file");
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, 0);
+
+	path = scratch_file("cut", MIB / 2);
+	assert_int_equal(
+		device_try_again(&d, &passthrough_backend, MIB, "%s;size=1m", path), -EINVAL);
+	assert_holds(d.reported.error, "the device has only 524288 bytes");
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, MIB / 2);
+
+	/* As it was, or grown meanwhile. */
+	for (int i = 1; i <= 2; i++) {
+		path = scratch_file("whole", i * MIB);
+		assert_int_equal(
+			device_try_again(&d, &passthrough_backend, MIB, "%s;size=1m", path), 0);
+		device_close(&d);
+	}
+}
+
 static void test_framework_size(void **state)
 {
 	const char *path = scratch_file("sized", MIB);
@@ -496,6 +532,7 @@ int main(void)
 		cmocka_unit_test(test_a_file_has_one_writer),
 		cmocka_unit_test(test_a_file_has_one_writer),
 		cmocka_unit_test(test_creation),
+		cmocka_unit_test(test_size_is_for_new_clients),
 		cmocka_unit_test(test_framework_size),
 		cmocka_unit_test(test_readonly),
 		cmocka_unit_test(test_direct_refused),

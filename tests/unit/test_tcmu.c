@@ -201,14 +201,17 @@ static int open_exported(int exports, int session)
 	return r;
 }
 
-/* A device with sessions learns whether another daemon acknowledged writes to initiators. */
+/* A device learns whether another daemon acknowledged writes to initiators. */
 static void test_clients_that_remain(void **state)
 {
 	(void)state;
 	registered->close(&dev);
 	ops.open = watched_open;
-	assert_int_equal(open_exported(1, 5), 0);
+	assert_int_equal(open_exported(0, 5), 0);
 	assert_int_equal(last_host.previous_session, 0);
+	assert_int_equal(open_exported(1, 0), 0);
+	assert_int_equal(last_host.previous_session, BACKEND_SESSION_UNKNOWN);
+	assert_int_equal(open_exported(1, 5), 0);
 	assert_int_equal(dev.session, 5);
 	ops.has_sessions = true;
 	assert_int_equal(open_exported(0, 5), 0);
@@ -228,6 +231,20 @@ static void test_clients_that_remain(void **state)
 	assert_int_equal(open_exported(-ENOENT, 0), -ENOENT);
 	assert_null(dev.own);
 	assert_holds(logged, "cannot determine whether the disk is exported: No such file");
+}
+
+/* Initiators of an earlier daemon get their file or an error, and new ones a new file. */
+static void test_a_lost_file_is_not_created_again(void **state)
+{
+	(void)state;
+	registered->close(&dev);
+	for (int exports = 1; exports >= 0; exports--) {
+		unlink(disk_file);
+		prepare(";direct=off;size=4m");
+		dev.exports = exports;
+		assert_int_equal(registered->open(&dev, false), exports ? -ENOENT : 0);
+		assert_int_equal(access(disk_file, F_OK), exports ? -1 : 0);
+	}
 }
 
 static int resize(uint64_t bytes)
@@ -435,6 +452,7 @@ int main(void)
 		TEST(test_accepted),
 		TEST(test_too_small),
 		TEST(test_clients_that_remain),
+		TEST(test_a_lost_file_is_not_created_again),
 		TEST(test_resize),
 		TEST(test_submit),
 		TEST(test_cancel),

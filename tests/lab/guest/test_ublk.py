@@ -162,6 +162,28 @@ def test_killed_server_is_recovered(add: Add, mode: str) -> None:
     finish(load)
 
 
+def test_a_lost_file_is_not_created_again(add: Add, tmp_path: Path) -> None:
+    """A disk that continues has its data or no server, but never zeroes."""
+    file, lost = tmp_path / "file", tmp_path / "lost"
+    disk = add("passthrough", f"file={file}", "size=8M")
+    data = os.urandom(MIB)
+    with open(disk, "wb", buffering=0) as stream:
+        stream.write(data)
+        os.fsync(stream.fileno())
+    kill(disk)
+    file.rename(lost)
+    for words in (("recover", disk), ("replace", disk, "passthrough", f"file={file}", "size=8M")):
+        assert "bring back the file" in ublk(*words, expect=2)
+        assert not file.exists()
+        assert info(disk)["state"] == "waiting"
+    file.touch()
+    assert "bring back the file" in ublk("recover", disk, expect=2)
+    assert file.stat().st_size == 0
+    lost.rename(file)
+    ublk("recover", disk)
+    assert read(disk, 0, MIB) == data
+
+
 def test_killed_server_without_recovery(add: Add) -> None:
     disk = add("--recovery=none", "passthrough", f"file={NVME}")
     load = start_verify(disk, "--size=64M")
