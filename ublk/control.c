@@ -18,6 +18,9 @@
 #define FIRST_STEP_NS 500000
 #define LAST_STEP_NS  10000000
 
+/* For how long a command may wait for an idle tag in each queue. */
+#define QUIESCE_MS 1000
+
 static struct io_uring_sqe *new_sqe(struct ublk_control *c)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&c->ring);
@@ -246,7 +249,7 @@ int ublk_control_delete(struct ublk_control *c, uint32_t id)
 
 int ublk_control_quiesce(struct ublk_control *c, uint32_t id)
 {
-	return with_data(c, UBLK_U_CMD_QUIESCE_DEV, id, UBLK_CONTROL_LIMIT / 2 * 1000);
+	return with_data(c, UBLK_U_CMD_QUIESCE_DEV, id, QUIESCE_MS);
 }
 
 int ublk_control_start_recovery(struct ublk_control *c, uint32_t id)

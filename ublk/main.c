@@ -29,6 +29,21 @@
 #define PATIENCE_MS 3000
 #define STEP_MS	    20
 
+/*
+ * Seconds that the old server of a disk may take to answer what it has, and once more to die, and
+ * how often it is told again.
+ */
+#define END_LIMIT 30
+#define AGAIN_MS  100
+
+static time_t seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec;
+}
+
 static int open_control(struct ublk_control *c)
 {
 	int r = ublk_control_open(c);
@@ -75,12 +90,12 @@ static int write_back(const struct ublk_options *o, bool in_use, bool *lost)
 	return o->force ? 0 : EXIT_FAILURE;
 }
 
-/* Has the process ended, within UBLK_CONTROL_LIMIT? One that cannot be watched has. */
-static bool has_ended(int pidfd)
+/* Has the process ended, within the time? One that cannot be watched has. */
+static bool has_ended(int pidfd, int timeout_ms)
 {
 	struct pollfd end = {.fd = pidfd, .events = POLLIN};
 
-	return pidfd < 0 || poll(&end, 1, UBLK_CONTROL_LIMIT * 1000) != 0;
+	return pidfd < 0 || poll(&end, 1, timeout_ms) > 0;
 }
 
 static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
@@ -118,7 +133,7 @@ static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 			return EXIT_FAILURE;
 		}
 		ublk_record_remove(id, info.ublksrv_flags);
-		if (!has_ended(pidfd)) {
+		if (!has_ended(pidfd, UBLK_CONTROL_LIMIT * 1000)) {
 			warnx("ublk%u: removed, but its server (process %d) does not end; kill "
 			      "it",
 				id, info.ublksrv_pid);
@@ -366,45 +381,70 @@ static int recover(const struct ublk_options *o)
 	return serve_record(&c, &info, &start);
 }
 
-/* Ends the server of a disk that lives. 0 or an exit code. */
-static int end_server(struct ublk_control *c, const struct ublksrv_ctrl_dev_info *info)
+/* Would another server cost requests of a disk that lives? An exit code; 0: no. */
+static int check_replaceable(const struct ublksrv_ctrl_dev_info *info)
 {
-	int r;
-
-	if (info->flags & UBLK_F_QUIESCE) {
-		r = ublk_control_quiesce(c, info->dev_id);
-		if (r < 0) {
-			warnx("ublk%u: its server does not stop: %s", info->dev_id, strerror(-r));
-			return EXIT_FAILURE;
-		}
+	if (info->flags & UBLK_F_USER_RECOVERY_REISSUE)
 		return 0;
-	}
-	/* Older kernels know no other way; what it had is issued again. */
-	if (!(info->flags & UBLK_F_USER_RECOVERY_REISSUE)) {
+	if (info->flags & UBLK_F_USER_RECOVERY_FAIL_IO)
+		warnx("ublk%u: was added with --recovery=fail-all, so that its requests would fail "
+		      "meanwhile; replace needs --recovery=reissue",
+			info->dev_id);
+	else if (!(info->flags & UBLK_F_QUIESCE))
 		warnx("ublk%u: this kernel would fail the requests under way; "
 		      "replace needs --recovery=reissue",
 			info->dev_id);
-		return EXIT_USAGE;
-	}
-	if (kill(info->ublksrv_pid, SIGKILL) < 0 && errno != ESRCH) {
-		warnx("ublk%u: process %d: %s", info->dev_id, info->ublksrv_pid, strerror(errno));
-		return EXIT_FAILURE;
-	}
-	return 0;
+	else
+		return 0;
+	return EXIT_USAGE;
+}
+
+/*
+ * Has the server of a disk that lives end, which answers what it has before, and waits for that;
+ * patient: for as long as it takes. One that cannot be told (see ublk_control_quiesce(), and older
+ * kernels) is killed, and so is one that takes long: what it had is issued again. 0 or an exit
+ * code.
+ */
+static int end_server(
+	struct ublk_control *c, const struct ublksrv_ctrl_dev_info *info, int pidfd, bool patient)
+{
+	bool reissues = info->flags & UBLK_F_USER_RECOVERY_REISSUE, killed = false;
+	time_t begun = seconds();
+
+	do {
+		int r = killed			       ? 0
+			: info->flags & UBLK_F_QUIESCE ? ublk_control_quiesce(c, info->dev_id)
+						       : -EOPNOTSUPP;
+		bool late = seconds() - begun >= END_LIMIT;
+
+		if (r == -ENODEV) {
+			warnx("ublk%u: no such disk", info->dev_id);
+			return EXIT_FAILURE;
+		}
+		if ((r < 0 && reissues) || (late && (r < 0 || reissues))) {
+			syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
+			killed = true;
+		}
+		if (has_ended(pidfd, AGAIN_MS))
+			return 0;
+	} while (patient || seconds() - begun < 2 * END_LIMIT);
+	warnx("ublk%u: its server (process %d) does not end", info->dev_id, info->ublksrv_pid);
+	return EXIT_FAILURE;
 }
 
 /*
  * Forks a process that serves the disk as before if this one does not tell, by its end of the
- * pipe, that the new server is there: also when it is killed. report: where it says that it
- * serves.
+ * pipe, that the new server is there: also when it is killed. The old server has to end first,
+ * however long that takes: it may have been told to. report: where it says that it serves.
  */
-static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_info *info,
+static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_info *info, int pidfd,
 	const int outcome[2], int report)
 {
 	struct start old = {.options = start->options, .cookie = start->cookie, .report = report};
 	struct ublk_control c;
 	unsigned char code = EXIT_FAILURE;
 	pid_t child = fork();
+	int r;
 
 	if (child != 0)
 		return child;
@@ -418,7 +458,8 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 	old.code = code;
 	if (open_control(&c) != 0)
 		_exit(EXIT_FAILURE);
-	_exit(serve_record(&c, info, &old));
+	r = end_server(&c, info, pidfd, true);
+	_exit(r ? r : serve_record(&c, info, &old));
 }
 
 static int replace(const struct ublk_options *o, char *const *argv)
@@ -426,7 +467,7 @@ static int replace(const struct ublk_options *o, char *const *argv)
 	struct ublk_control c;
 	struct ublksrv_ctrl_dev_info info;
 	struct start start = {.control = &c, .options = o, .argv = argv, .report = -1};
-	int outcome[2], ends[2] = {-1, -1}, r = begin_server(&start, &info);
+	int outcome[2], ends[2] = {-1, -1}, pidfd, r = begin_server(&start, &info);
 	unsigned char code;
 
 	if (r)
@@ -435,9 +476,13 @@ static int replace(const struct ublk_options *o, char *const *argv)
 	if (info.state != UBLK_S_DEV_LIVE)
 		return forget(
 			&start, ublk_server_recover(&c, o->params, &o->server, ready, &start));
+	r = check_replaceable(&info);
+	if (r)
+		return r;
+	pidfd = (int)syscall(SYS_pidfd_open, info.ublksrv_pid, 0);
 	if (pipe2(outcome, O_CLOEXEC) < 0 || (o->foreground && pipe2(ends, O_CLOEXEC) < 0) ||
-		(start.keeper = keep_the_old(
-			 &start, &info, outcome, o->foreground ? ends[1] : start.report)) < 0) {
+		(start.keeper = keep_the_old(&start, &info, pidfd, outcome,
+			 o->foreground ? ends[1] : start.report)) < 0) {
 		warnx("cannot start a process: %s", strerror(errno));
 		return EXIT_FAILURE;
 	}
@@ -445,12 +490,11 @@ static int replace(const struct ublk_options *o, char *const *argv)
 	if (o->foreground)
 		close(ends[1]);
 	start.outcome = outcome[1];
-	r = end_server(&c, &info);
-	if (r) { /* nothing has changed */
-		dismiss_keeper(&start);
-		return r;
-	}
-	r = forget(&start, ublk_server_recover(&c, o->params, &o->server, ready, &start));
+	r = end_server(&c, &info, pidfd, false);
+	if (pidfd >= 0)
+		close(pidfd);
+	if (r == 0)
+		r = forget(&start, ublk_server_recover(&c, o->params, &o->server, ready, &start));
 	if (!start.keeper)
 		return r;
 	code = (unsigned char)r;

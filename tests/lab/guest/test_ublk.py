@@ -213,6 +213,9 @@ def test_recovery_fail_all(add: Add) -> None:
     assert info(disk)["state"] == "failing"
     run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"], expect=1)
     ublk("recover", disk)
+    pid = info(disk)["pid"]
+    assert "--recovery=fail-all" in ublk("replace", disk, "passthrough", f"file={NVME}", expect=2)
+    assert info(disk)["pid"] == pid and info(disk)["state"] == "live"
     run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"])
 
 
@@ -364,6 +367,54 @@ def test_replaced_under_load(add: Add, mode: str) -> None:
     assert len(pids) == 4
     assert load.poll() is None, "over before it was replaced"
     finish(load)
+
+
+@pytest.mark.parametrize("recovery", ["reissue", "fail"])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_replaced_with_a_full_queue(add: Add, depth: int, recovery: str) -> None:
+    """Of whose tags none waits for a request: Linux 6.16 to 6.19 cannot tell its server to end."""
+    if recovery == "fail" and not json.loads(ublk("features", "--json"))["QUIESCE"]:
+        pytest.skip("kernel: its ublk cannot quiesce a disk")
+    words = ("passthrough", f"file={NVME}")
+    disk = add("--queues=1", f"--depth={depth}", f"--recovery={recovery}", *words)
+    load = start_verify(disk, "--size=8M", "--loops=100000", "--verify_backlog=64", "--verify_state_save=0")
+    try:
+        for _ in range(3 if recovery == "reissue" else 1):
+            before = requests(disk)
+            ublk("replace", disk, *words)
+            wait_until("a request comes through", partial(more_requests, disk, before), LIMIT)
+            assert load.poll() is None, load.communicate()[0]
+    finally:
+        load.send_signal(signal.SIGINT)
+        output, _ = load.communicate(timeout=LIMIT)
+    assert "err= 0" in output, output
+
+
+@pytest.mark.long
+def test_a_hung_device_outlasts_a_replacement(add: Add) -> None:
+    """The old server ends after the new one has given up."""
+    run(["modprobe", "dm-mod"])
+    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
+    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+        disk = add("passthrough", f"file={device}")
+        try:
+            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
+            write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
+            time.sleep(1.0)  # until the server has the write
+            replacement = subprocess.Popen(
+                [UBLK, "replace", disk, "passthrough", f"file={device}"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            time.sleep(70.0)
+            assert replacement.poll() is None
+            run(["dmsetup", "resume", "hung"])
+            output, _ = replacement.communicate(timeout=LIMIT)
+            assert replacement.returncode == 1 and "continues as before" in output, output
+            assert info(disk)["state"] == "live"
+            assert write.wait(LIMIT) == 0
+        finally:
+            run(["dmsetup", "resume", "hung"])
+            ublk("delete", "--force", disk)
 
 
 @pytest.mark.long
