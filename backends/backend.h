@@ -190,7 +190,10 @@ struct backend_kind backend_kind(const struct backend_ops *ops);
  */
 int backend_open(const struct params *params, uint64_t size, const struct backend_host *host,
 	struct backend **out);
-/* The process that serves is this one: to be called once, before the first request. */
+/*
+ * The process that serves is this one: to be called once, before the first request. A device that
+ * is closed without it leaves no file that it has created.
+ */
 void backend_start(struct backend *b);
 /* Called once at most, when the framework has to end and requests may be in flight. */
 void backend_stop(struct backend *b);

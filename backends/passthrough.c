@@ -572,6 +572,7 @@ const struct backend_ops passthrough_backend = {
 	.config_size = sizeof(struct passthrough_config),
 	.check = passthrough_check,
 	.open = passthrough_open,
+	.start = passthrough_start,
 	.close = passthrough_close,
 	.info = passthrough_info,
 	.available = passthrough_available,

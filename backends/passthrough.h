@@ -29,6 +29,7 @@ struct passthrough {
 	struct backend backend;
 	int fd;
 	char *file;
+	bool created, extended; /* by the open; undone by the close, unless it was started */
 	bool is_device;
 	dev_t disk;	       /* the device itself or the one below the file; may be anonymous */
 	uint32_t sector;       /* logical block size of a device; 1 for a file */
@@ -57,9 +58,10 @@ struct passthrough {
 	_Atomic int flush_error; /* errno of the first failed flush; see sync_data() */
 };
 
-/* As backend_ops.open and close. */
+/* As backend_ops.open, start and close. */
 int passthrough_open(
 	const void *config, uint64_t size, const struct backend_host *host, struct backend **out);
+void passthrough_start(struct backend *b);
 int passthrough_close(struct backend *b);
 
 /* Bytes that the file has now; negative errno. */

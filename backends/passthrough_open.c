@@ -196,20 +196,23 @@ static int claim_file(int fd, const struct passthrough_config *c, const struct b
 	return 0;
 }
 
-/* Creates the file, empty. The caller removes it if what comes then fails. */
+/* Creates the file, empty. */
 static int create_file(
 	struct passthrough *p, const struct passthrough_config *c, const struct backend_host *host)
 {
+	int r;
+
 	p->fd = open(c->file, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	if (p->fd < 0) {
-		int r = -errno;
-
+		r = -errno;
 		backend_error(host,
 			"file=%s: cannot be created: %s; name a file in a writable directory",
 			c->file, strerror(-r));
 		return r;
 	}
-	return claim_file(p->fd, c, host);
+	r = claim_file(p->fd, c, host);
+	p->created = r == 0;
+	return r;
 }
 
 static int open_existing(
@@ -251,9 +254,9 @@ static int check_demand(
 	return -EINVAL;
 }
 
-/* Opens or creates the file. created: there was none. */
+/* Opens or creates the file. */
 static int open_file(struct passthrough *p, const struct passthrough_config *c, uint64_t size,
-	const struct backend_host *host, bool *created)
+	const struct backend_host *host)
 {
 	struct stat st;
 
@@ -265,7 +268,6 @@ static int open_file(struct passthrough *p, const struct passthrough_config *c, 
 			r = check_demand(c, size, host);
 			if (r == 0)
 				r = create_file(p, c, host);
-			*created = r == 0;
 			return r;
 		}
 		backend_error(host, "file=%s: %s; %s", c->file, strerror(-r),
@@ -295,10 +297,10 @@ static int open_file(struct passthrough *p, const struct passthrough_config *c, 
 
 /*
  * Gives an empty file its size, sparse: one that we created, or that somebody did who then lost the
- * race for its claim or was killed. extended: undone by the caller if what comes then fails.
+ * race for its claim or was killed.
  */
 static int extend_file(struct passthrough *p, const struct passthrough_config *c, uint64_t size,
-	const struct backend_host *host, bool *extended)
+	const struct backend_host *host)
 {
 	struct stat st;
 	int r;
@@ -320,7 +322,7 @@ static int extend_file(struct passthrough *p, const struct passthrough_config *c
 			c->size, strerror(-r));
 		return r;
 	}
-	*extended = true;
+	p->extended = true;
 	return 0;
 }
 
@@ -427,10 +429,21 @@ static void learn_limits(struct passthrough *p)
 	p->is_cached = true;
 }
 
+void passthrough_start(struct backend *b)
+{
+	struct passthrough *p = (struct passthrough *)b;
+
+	p->created = p->extended = false;
+}
+
 int passthrough_close(struct backend *b)
 {
 	struct passthrough *p = (struct passthrough *)b;
 
+	if (p->created)
+		unlink(p->file);
+	else if (p->extended && ftruncate(p->fd, 0) < 0)
+		backend_debug(&b->host, "file=%s: cannot be made empty again", p->file);
 	direct_free(p->direct);
 	if (p->fd >= 0)
 		close(p->fd);
@@ -462,7 +475,6 @@ int passthrough_open(
 {
 	struct passthrough_config given = *(const struct passthrough_config *)config, *c = &given;
 	struct passthrough *p = calloc(1, sizeof *p);
-	bool created = false, extended = false;
 	int r;
 
 	if (!p)
@@ -473,18 +485,15 @@ int passthrough_open(
 	p->fd = -1;
 	set_up_locks(p);
 	p->file = strdup(c->file);
-	r = p->file ? open_file(p, c, size, host, &created) : -ENOMEM;
+	r = p->file ? open_file(p, c, size, host) : -ENOMEM;
 	if (r == 0)
-		r = extend_file(p, c, size, host, &extended);
+		r = extend_file(p, c, size, host);
 	if (r == 0)
 		r = examine_file(p, c, host);
 	if (r == 0 && c->direct)
 		r = set_up_direct(p, host);
 	if (r) {
-		if (created)
-			unlink(c->file);
-		else if (extended && ftruncate(p->fd, 0) < 0)
-			backend_debug(host, "file=%s: cannot be made empty again", c->file);
+		p->backend.host = *host;
 		passthrough_close(&p->backend);
 		return r;
 	}

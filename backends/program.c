@@ -46,10 +46,8 @@ int program_open(const struct params *params, struct backend **device)
 	/* Its memory must not be freed by writing to its own disk: prctl(2). Needs privileges. */
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 	r = backend_open(params, 0, &program_host, device);
-	if (r == 0) {
-		backend_start(*device);
+	if (r == 0)
 		return 0;
-	}
 	/* A device reports what a user can fix, and only that. */
 	if (error_told)
 		return EXIT_USAGE;

@@ -16,10 +16,7 @@ int program_wrong_option(int option, const char *word);
 /* The value of --OPTION, a number from min to max. False: text is not such a number; reported. */
 bool program_number(const char *option, const char *text, long min, long max, long *value);
 
-/*
- * Opens the device of params and lets it start, so that no fork may follow. 0, or
- * an exit code after an error message.
- */
+/* Opens the device of params. 0, or an exit code after an error message. */
 int program_open(const struct params *params, struct backend **device);
 /* At the end, so that the reader of a result knows of bounced requests and the like. */
 void program_tell_counters(struct backend *device);

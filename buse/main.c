@@ -170,6 +170,7 @@ static int serve_device(struct backend *device, const struct options *o, const s
 	r = disk_attach(&disk, o->disk, o->timeout, &info, &program_host);
 	if (r < 0)
 		return r == -EBUSY || r == -EINVAL ? EXIT_USAGE : EXIT_FAILURE;
+	backend_start(device);
 	server.socket = disk.sockets[1];
 	r = -pthread_create(&thread, NULL, run, &server);
 	if (r < 0) {

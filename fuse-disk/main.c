@@ -176,7 +176,8 @@ static int loop(struct fuse_session *session, const struct options *o)
 }
 
 /* Serves an open device until it is unmounted. Returns an exit code. */
-static int mount_and_serve(struct fuse_session *session, const struct options *o)
+static int mount_and_serve(
+	struct fuse_session *session, const struct options *o, struct backend *device)
 {
 	int r;
 
@@ -189,6 +190,7 @@ static int mount_and_serve(struct fuse_session *session, const struct options *o
 		fuse_remove_signal_handlers(session);
 		return EXIT_FAILURE;
 	}
+	backend_start(device);
 	r = session_unmount(session, o->mount_point, loop(session, o));
 	if (r < 0)
 		warnx("%s: the connection to the kernel failed: %s", o->mount_point, strerror(-r));
@@ -219,7 +221,7 @@ static int serve(struct options *o)
 			warnx("cannot examine the device: %s", strerror(-r));
 			r = EXIT_FAILURE;
 		} else {
-			r = mount_and_serve(session, o);
+			r = mount_and_serve(session, o, disk->device);
 			program_tell_counters(disk->device);
 		}
 	}

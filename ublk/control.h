@@ -48,8 +48,8 @@ int ublk_control_delete(struct ublk_control *c, uint32_t id);
 /*
  * Sends the server away once it has answered what it has: takes away the tags that wait for a
  * request, and lets all new requests wait. A queue of which the server has every tag hears nothing:
- * to be called again until the server has ended. -EBUSY: before Linux 7.0, requests that wait hold
- * all tags of a queue, so that it never hears of it.
+ * to be called again until the server has ended. -EBUSY: requests that wait hold all tags of a
+ * queue, so that it never does.
  */
 int ublk_control_quiesce(struct ublk_control *c, uint32_t id);
 /* -EBUSY: the server has not closed the device yet. */

@@ -207,10 +207,8 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 		host_error(s, s->kept);
 	if (r == 0)
 		r = backend_info(s->dev.device, &s->dev.info);
-	if (r == 0) {
-		backend_start(s->dev.device);
+	if (r == 0)
 		return 0;
-	}
 	/* A device reports what a user can correct, and only that. */
 	if (!s->error_told) {
 		backend_error(&host, "cannot open the %s device: %s",
@@ -400,8 +398,10 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	bool recovers, void (*ready)(void *opaque, uint32_t id), void *opaque)
 {
 	const char *step = "cannot start the queues";
-	int r = start_threads(s, o, queues), kept;
+	int r, kept;
 
+	backend_start(s->dev.device);
+	r = start_threads(s, o, queues);
 	if (r == 0) {
 		step = recovers ? "END_USER_RECOVERY" : "START_DEV";
 		r = recovers ? ublk_control_end_recovery(s->control, s->id, &s->ended)

@@ -54,7 +54,9 @@ static int try_open(struct device *d, const struct backend_ops *ops, uint64_t si
 				.debug = on_debug,
 				.previous_session = previous_session},
 			&d->backend);
-	if (r) {
+	if (r == 0) {
+		backend_start(d->backend);
+	} else {
 		params_free(d->params);
 		d->params = NULL;
 	}

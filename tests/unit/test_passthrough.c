@@ -112,6 +112,43 @@ static void test_creation(void **state)
 	refused(-ENOENT, "cannot be created: No such file or directory", text);
 }
 
+/* As if the framework had refused after the open: a mistake of the user's changes nothing. */
+static void open_and_close(const char *text)
+{
+	const struct backend_host host = {0};
+	struct params *params = params_new(&passthrough_backend);
+	struct params_error error;
+	struct backend *b;
+
+	assert_int_equal(params_set_string(params, text, &error), 0);
+	assert_int_equal(params_complete(params, false, &error), 0);
+	assert_int_equal(backend_open(params, 0, &host, &b), 0);
+	assert_int_equal(backend_size(b), MIB);
+	backend_close(b);
+	params_free(params);
+}
+
+static void test_what_never_served_leaves_no_file(void **state)
+{
+	const char *path = scratch_path("unused");
+	struct stat st;
+	char text[600];
+
+	(void)state;
+	snprintf(text, sizeof text, "%s;size=1m", path);
+	open_and_close(text);
+	assert_int_equal(access(path, F_OK), -1);
+	path = scratch_file("empty", 0);
+	snprintf(text, sizeof text, "%s;size=1m", path);
+	open_and_close(text);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, 0);
+	path = scratch_file("full", MIB);
+	open_and_close(path);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, MIB);
+}
+
 /* Clients that had a disk before must not find zeroes in the place of what they wrote. */
 static void test_size_is_for_new_clients(void **state)
 {
@@ -532,6 +569,7 @@ int main(void)
 		cmocka_unit_test(test_a_file_has_one_writer),
 		cmocka_unit_test(test_a_file_has_one_writer),
 		cmocka_unit_test(test_creation),
+		cmocka_unit_test(test_what_never_served_leaves_no_file),
 		cmocka_unit_test(test_size_is_for_new_clients),
 		cmocka_unit_test(test_framework_size),
 		cmocka_unit_test(test_readonly),

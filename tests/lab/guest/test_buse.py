@@ -116,12 +116,13 @@ def test_killed(start: Start) -> None:
     assert again == disk
 
 
-def test_mounted_and_served_disks_are_refused(start: Start, mountpoint: Path) -> None:
+def test_mounted_and_served_disks_are_refused(start: Start, mountpoint: Path, tmp_path: Path) -> None:
     server, disk = start("passthrough", f"file={NVME}")
     run(["mkfs.ext4", "-qF", disk])
     run(["mount", disk, mountpoint])
     refused: list[tuple[list[str], str]] = [
         ([f"--disk={disk}", "null", "size=1M"], "in use"),
+        ([f"--disk={disk}", "passthrough", f"file={tmp_path / 'made'}", "size=1M"], "in use"),
         (["--disk=/dev/nbd15x", "null", "size=1M"], "name /dev/nbdN"),
         ([f"--disk={NVME}", "null", "size=1M"], "name /dev/nbdN"),
         (["--disk=/dev/nbd999", "null", "size=1M"], "does not exist"),
@@ -135,6 +136,7 @@ def test_mounted_and_served_disks_are_refused(start: Start, mountpoint: Path) ->
         output = run([BUSE, *words], expect=1 if "--disk=/dev/nbd999" in words else 2)
         assert reason in output, words
         assert output.count("\n") == 1, output
+    assert not (tmp_path / "made").exists()
     assert server.poll() is None
     (mountpoint / "file").write_bytes(b"x" * MIB)
     run(["umount", mountpoint])

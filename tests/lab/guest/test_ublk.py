@@ -372,7 +372,7 @@ def test_replaced_under_load(add: Add, mode: str) -> None:
 @pytest.mark.parametrize("recovery", ["reissue", "fail"])
 @pytest.mark.parametrize("depth", [1, 4])
 def test_replaced_with_a_full_queue(add: Add, depth: int, recovery: str) -> None:
-    """Of whose tags none waits for a request: Linux 6.16 to 6.19 cannot tell its server to end."""
+    """No tag waits for a request, so that the kernel cannot tell the server to end."""
     if recovery == "fail" and not json.loads(ublk("features", "--json"))["QUIESCE"]:
         pytest.skip("kernel: its ublk cannot quiesce a disk")
     words = ("passthrough", f"file={NVME}")
@@ -652,6 +652,10 @@ def test_refusals(add: Add, tmp_path: Path) -> None:
     refused(("add", "passthrough", f"file={NVME}"), "in use")
     refused(("add", "--number=0", "null", "size=1M"), "choose another --number")
     refused(("add", "--mode=uring", "--zero-copy=on", "null", "size=1M"), "--zero-copy=on")
+    made = ("passthrough", f"file={tmp_path / 'made'}", "size=1M", "direct=off")
+    refused(("add", "--number=0", *made), "choose another --number")
+    refused(("add", "--mode=workers", "--zero-copy=on", *made), "--zero-copy=on")
+    assert not (tmp_path / "made").exists()
     refused(("recover", disk), "has a server")
     refused(("info", "77"), "no such disk")
     refused(("delete", "77"), "no such disk")
