@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "backends/disk_nodes.h"
 #include "buse/disk.h"
 
 #define SECTOR	  512u
@@ -219,7 +220,20 @@ int disk_attach(struct disk *d, const char *path, unsigned timeout, const struct
 
 int disk_sync(const struct disk *d)
 {
-	return fsync(d->node) < 0 ? -errno : 0;
+	int r = 0, node;
+	glob_t nodes;
+
+	if (disk_nodes(d->path, 0, &nodes))
+		for (size_t i = 0; i < nodes.gl_pathc; i++) {
+			node = open(nodes.gl_pathv[i], O_RDONLY | O_CLOEXEC);
+			if (node < 0 || fsync(node) < 0)
+				r = -errno;
+			if (node >= 0)
+				close(node);
+		}
+	globfree(&nodes);
+	/* Last: it has been open from the beginning, and so has seen all errors. */
+	return fsync(d->node) < 0 ? -errno : r;
 }
 
 void disk_disconnect(const struct disk *d)

@@ -30,7 +30,7 @@ struct disk {
  */
 int disk_attach(struct disk *disk, const char *path, unsigned timeout,
 	const struct backend_info *info, const struct backend_host *host);
-/* What was written to the disk is in the device. 0 or negative errno. */
+/* What was written to the disk and its partitions is in the device. 0 or negative errno. */
 int disk_sync(const struct disk *disk);
 /* Asks the kernel to say goodbye; the disk ends once that was served. */
 void disk_disconnect(const struct disk *disk);

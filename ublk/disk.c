@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
@@ -13,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "backends/disk_nodes.h"
 #include "ublk/disk.h"
 
 /* For how long nothing may be written before it is given up, and how often that is looked at. */
@@ -113,21 +113,18 @@ int ublk_disk_sync(uint32_t id, bool in_use, bool (*over)(void *opaque), void *o
 {
 	static char program[] = "sync";
 	char *all[] = {program, NULL};
-	glob_t disk = {.gl_offs = 1};
-	char pattern[48];
+	glob_t nodes;
+	char disk[32];
 	int r = in_use ? run_sync(id, all, over, opaque) : 0;
 
 	if (r < 0)
 		return r;
-	/* The disk and its partitions, each of which has a page cache. */
-	snprintf(pattern, sizeof pattern, "/dev/ublkb%" PRIu32, id);
+	snprintf(disk, sizeof disk, "/dev/ublkb%" PRIu32, id);
 	r = -ENOENT;
-	if (glob(pattern, GLOB_DOOFFS, NULL, &disk) == 0) {
-		snprintf(pattern, sizeof pattern, "/dev/ublkb%" PRIu32 "p*", id);
-		glob(pattern, GLOB_DOOFFS | GLOB_APPEND, NULL, &disk);
-		disk.gl_pathv[0] = program;
-		r = run_sync(id, disk.gl_pathv, over, opaque);
+	if (disk_nodes(disk, 1, &nodes)) {
+		nodes.gl_pathv[0] = program;
+		r = run_sync(id, nodes.gl_pathv, over, opaque);
 	}
-	globfree(&disk);
+	globfree(&nodes);
 	return r;
 }

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,6 +88,29 @@ def test_a_signal_writes_back_and_removes_the_disk(start: Start, number: int) ->
     await_gone(disk)
     with open(NVME, "rb") as stream:
         assert stream.read(MIB) == text
+
+
+def test_a_signal_writes_back_the_partitions(start: Start) -> None:
+    """Each has a page cache of its own."""
+    server, disk = start("passthrough", f"file={NVME}")
+    entry = struct.pack("<4xB3xII", 0x83, 2048, 8 * MIB // 512)  # a partition of Linux at 1 MiB
+    with open(disk, "r+b", buffering=0) as stream:
+        stream.write(bytes(446) + entry + bytes(48) + b"\x55\xaa")
+        os.fsync(stream.fileno())
+    run(["blockdev", "--rereadpt", disk])
+    text = os.urandom(MIB)
+    try:
+        with open(f"{disk}p1", "r+b", buffering=0) as stream:
+            stream.write(text)
+            server.send_signal(signal.SIGTERM)
+            code, errors = ended(server)
+            assert code == 0, errors
+        await_gone(disk)
+        with open(NVME, "rb") as stream:
+            stream.seek(MIB)
+            assert stream.read(MIB) == text
+    finally:
+        run(["wipefs", "-qa", NVME])
 
 
 def test_disconnected_by_another(start: Start) -> None:
