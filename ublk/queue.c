@@ -569,6 +569,8 @@ int ublk_queue_start(
 		pthread_attr_setaffinity_np(&attributes, sizeof *cpus, cpus);
 	r = -pthread_create(&q->thread, &attributes, run, q);
 	pthread_attr_destroy(&attributes);
+	if (r == -EINVAL) /* they are offline, or not in our cpuset */
+		r = -pthread_create(&q->thread, NULL, run, q);
 	if (r == 0) {
 		while (sem_wait(&q->started) < 0)
 			; /* EINTR */

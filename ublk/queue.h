@@ -42,7 +42,7 @@ struct ublk_queue;
 
 /*
  * Starts the thread of queue number id and returns once it has offered all its
- * tags to the kernel. cpus: where it may run. 0 or a negative errno.
+ * tags to the kernel. cpus: where it runs if it can. 0 or a negative errno.
  */
 int ublk_queue_start(
 	const struct ublk_dev *dev, uint16_t id, const cpu_set_t *cpus, struct ublk_queue **out);

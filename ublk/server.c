@@ -19,6 +19,9 @@
 #define SECTOR_SHIFT 9
 #define MAX_BLOCK    4096u /* of the kernel's driver: a page */
 
+/* Of disks that announce none; a mask. */
+#define USUAL_DMA_ALIGNMENT 3u
+
 /* The largest discard and write of zeroes in bytes: lengths have 32 bits. */
 #define MAX_RANGE (1u << 31)
 
@@ -154,6 +157,8 @@ const char *ublk_server_mismatch(
 	const struct ublk_params_sent *old, const struct ublk_params_sent *new)
 {
 	const uint32_t same = UBLK_ATTR_READ_ONLY | UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA;
+	uint32_t aligned =
+		old->types & UBLK_PARAM_TYPE_DMA_ALIGN ? old->dma_alignment : USUAL_DMA_ALIGNMENT;
 
 	if (new->basic.dev_sectors < old->basic.dev_sectors)
 		return "it is smaller than the disk";
@@ -161,8 +166,7 @@ const char *ublk_server_mismatch(
 		return "its blocks are larger than the disk's";
 	if ((new->basic.attrs ^ old->basic.attrs) & same)
 		return "it differs from the disk in being read-only, in its cache or in FUA";
-	if (old->types & UBLK_PARAM_TYPE_DMA_ALIGN &&
-		new->types &UBLK_PARAM_TYPE_DMA_ALIGN &&new->dma_alignment > old->dma_alignment)
+	if (new->types & UBLK_PARAM_TYPE_DMA_ALIGN &&new->dma_alignment > aligned)
 		return "it needs memory aligned better than the disk's";
 	return NULL;
 }

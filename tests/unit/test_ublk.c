@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* userblk-ublk, as far as it goes without the kernel's driver. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/unit/support.h"
 #include "ublk/options.h"
@@ -267,6 +269,37 @@ static void test_buffers_are_zeroes_until_something_is_put_there(void **state)
 	}
 }
 
+static void count_end(void *opaque)
+{
+	++*(int *)opaque;
+}
+
+/* The kernel names the queue's CPUs, present or not: an offline one, or one of another cpuset. */
+static void test_a_queue_starts_without_its_cpus(void **state)
+{
+	int ended = 0, fd = open(scratch_file("char", 1u << 20), O_RDONLY | O_CLOEXEC);
+	struct ublk_dev dev = {
+		.fd = fd,
+		.depth = 1,
+		.buffer_size = 4096,
+		.ended = count_end,
+		.opaque = &ended,
+	};
+	struct ublk_queue *queue;
+	cpu_set_t cpus;
+
+	(void)state;
+	CPU_ZERO(&cpus);
+	CPU_SET(CPU_SETSIZE - 1, &cpus);
+	assert_int_equal(sched_setaffinity(0, sizeof cpus, &cpus), -1);
+	assert_int_equal(ublk_queue_start(&dev, 0, &cpus, &queue), 0);
+	/* The file knows no commands. */
+	ublk_queue_join(queue);
+	ublk_queue_free(queue);
+	assert_int_equal(ended, 1);
+	close(fd);
+}
+
 static const struct backend_info usual = {
 	.size = (1u << 30) + 4096 + 512,
 	.block_size = 4096,
@@ -349,6 +382,13 @@ static void test_replacements_must_fit(void **state)
 	assert_holds(ublk_server_mismatch(&old, &new), "read-only");
 	assert_int_equal(ublk_server_parameters(&usual, 4096, 1u << 20, &new), 0);
 	assert_holds(ublk_server_mismatch(&old, &new), "aligned");
+	/* A disk that announces none has the kernel's, which is 4 bytes. */
+	assert_int_equal(ublk_server_parameters(&usual, 1, 1u << 20, &old), 0);
+	assert_int_equal(ublk_server_parameters(&usual, 8, 1u << 20, &new), 0);
+	assert_holds(ublk_server_mismatch(&old, &new), "aligned");
+	assert_int_equal(ublk_server_parameters(&usual, 4, 1u << 20, &new), 0);
+	assert_null(ublk_server_mismatch(&old, &new));
+	assert_null(ublk_server_mismatch(&new, &old));
 }
 
 int main(void)
@@ -365,6 +405,7 @@ int main(void)
 		cmocka_unit_test(test_answers_are_whole),
 		cmocka_unit_test(test_failed_durable_writes_stay_failed),
 		cmocka_unit_test(test_buffers_are_zeroes_until_something_is_put_there),
+		cmocka_unit_test(test_a_queue_starts_without_its_cpus),
 		cmocka_unit_test(test_parameters_are_announced),
 		cmocka_unit_test(test_replacements_must_fit),
 	};
