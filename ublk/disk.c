@@ -66,9 +66,11 @@ static int await(uint32_t id, pid_t child, bool (*over)(void *opaque), void *opa
 
 	for (int waited = 0; waited < SYNC_LIMIT_MS; waited += STEP_MS) {
 		uint64_t now = writes_ended(id);
+		pid_t ended = waitpid(child, &status, WNOHANG);
 
-		if (waitpid(child, &status, WNOHANG) != 0) {
-			r = WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0 : -EIO;
+		if (ended != 0) {
+			r = ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0
+											    : -EIO;
 			break;
 		}
 		if (over && over(opaque)) {

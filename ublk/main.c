@@ -519,6 +519,8 @@ int main(int argc, char **argv)
 	open_standard_files();
 	/* A disk must not end with the reader of its messages, nor with who waits for it. */
 	signal(SIGPIPE, SIG_IGN);
+	/* We wait for processes, which an ignored signal would take from us. */
+	signal(SIGCHLD, SIG_DFL);
 	for (int i = 1; i < argc; i++)
 		given[i - 1] = argv[i];
 	if (ublk_options_parse(argc, argv, &o, &error) < 0) {

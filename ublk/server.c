@@ -311,15 +311,23 @@ static void end_signals(sigset_t *set)
 	sigaddset(set, SIGUSR1);
 }
 
+/* SIGUSR1 says so, but anybody can send it. */
+static bool queues_ended(struct server *s)
+{
+	return __atomic_load_n(&s->ended, __ATOMIC_ACQUIRE) == s->started;
+}
+
 /* Until the end. true: someone asked for it; false: the kernel has taken the device away. */
-static bool wait_for_end(void)
+static bool wait_for_end(struct server *s)
 {
 	sigset_t set;
 	int got;
 
 	end_signals(&set);
-	while (sigwait(&set, &got) != 0)
-		;
+	do
+		while (sigwait(&set, &got) != 0)
+			;
+	while (got == SIGUSR1 && !queues_ended(s));
 	return got != SIGUSR1;
 }
 
@@ -332,7 +340,7 @@ static bool hurry(struct server *s, long ns)
 	end_signals(&set);
 	got = sigtimedwait(&set, NULL, &(struct timespec){.tv_nsec = ns});
 	if (got == SIGUSR1)
-		s->gone = true;
+		s->gone = queues_ended(s);
 	else if (got > 0)
 		s->hurried = true;
 	return s->gone || s->hurried;
@@ -345,23 +353,31 @@ static bool hurried(void *opaque)
 
 /*
  * Shutdown was requested: writes what the kernel has in memory, and waits while the disk is mounted
- * or claimed, unless it is requested again. Negative errno: some of it could not be written.
+ * or claimed, unless it is requested again. claim: of the disk, which nobody can mount from then
+ * on; or negative. Negative errno: some of it could not be written.
  */
-static int release(struct server *s)
+static int release(struct server *s, int *claim)
 {
-	int r = ublk_disk_sync(s->id, ublk_disk_in_use(s->id), hurried, s), again;
+	bool told = false, forced = false;
+	int r = 0, again;
 
-	if (!hurried(s) && ublk_disk_in_use(s->id)) {
-		log_line(s,
-			"is in use; it will be removed once it is unmounted and released, or after "
-			"a "
-			"second signal",
-			"");
+	for (;;) {
+		again = ublk_disk_sync(s->id, ublk_disk_in_use(s->id), hurried, s);
+		r = r < 0 ? r : again;
+		if (forced || hurried(s) || (*claim = ublk_disk_claim(s->id)) != -EBUSY)
+			break;
+		if (!told)
+			log_line(s,
+				"is in use; it will be removed once it is unmounted and released, "
+				"or after a second signal",
+				"");
+		told = true;
 		while (!hurry(s, IN_USE_STEP_NS) && ublk_disk_in_use(s->id))
 			;
+		if (s->gone)
+			break;
+		forced = s->hurried;
 		s->hurried = false;
-		again = s->gone ? 0 : ublk_disk_sync(s->id, ublk_disk_in_use(s->id), hurried, s);
-		r = r < 0 ? r : again;
 	}
 	if (r < 0 && !s->gone)
 		failed(s, "the last writes are lost", r);
@@ -425,16 +441,18 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	ready(opaque, s->id);
 	s->logs = true;
 
-	bool asked = wait_for_end();
-	int released = asked ? release(s) : 0;
+	bool asked = wait_for_end(s);
+	int claim = -1, released = asked ? release(s, &claim) : 0;
 
 	asked = asked && !s->gone;
 	if (asked) {
 		backend_stop(s->dev.device);
 		r = ublk_control_stop(s->control, s->id);
-		if (r < 0 && r != -ENODEV)
-			return failed(s, "STOP_DEV", r);
 	}
+	if (claim >= 0)
+		close(claim); /* the kernel waits for it */
+	if (asked && r < 0 && r != -ENODEV)
+		return failed(s, "STOP_DEV", r);
 	kept = end_threads(s);
 	/* The program that stopped the device deletes it, or gives it another server. */
 	if (asked) {

@@ -241,6 +241,56 @@ def test_waiting_disk_can_be_deleted(add: Add) -> None:
     assert load.wait(LIMIT) != 0
 
 
+def test_the_signal_of_the_queues_is_not_believed(add: Add) -> None:
+    """They say by SIGUSR1 that they have ended, which is not so if others send it."""
+    disk = add("passthrough", f"file={NVME}")
+    pid = info(disk)["pid"]
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGTERM)
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
+
+
+def test_deleted_by_one_who_ignores_children(add: Add) -> None:
+    """Whoever ignores SIGCHLD passes that on, and then there is nothing to wait for."""
+    disk = add("passthrough", f"file={NVME}")
+    with dirty(disk) as data:
+        script = 'trap "" CHLD; exec "$@"'
+        assert run(["sh", "-c", script, "sh", UBLK, "delete", disk]) == f"{disk}: written back and removed\n"
+    assert read(NVME, 0, 8 * MIB) == data
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[Callable[[bool], None]]:
+    """one_cpu(True): all but one of the machine's CPUs are offline."""
+
+    def enter(alone: bool) -> None:
+        for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/online"):
+            if path.parent.name != "cpu0":
+                path.write_text("0" if alone else "1")
+
+    if not Path("/sys/devices/system/cpu/cpu1/online").exists():
+        pytest.skip("machine: it has one CPU, or they cannot go offline")
+    yield enter
+    enter(False)
+
+
+def test_offline_cpus(add: Add, one_cpu: Callable[[bool], None]) -> None:
+    """A queue whose CPUs are all offline has a thread all the same."""
+    one_cpu(True)
+    disk = add("--queues=2", "passthrough", f"file={NVME}")
+    finish(start_verify(disk, "--size=1M"))
+    ublk("delete", disk)
+    one_cpu(False)
+    disk = add("--queues=2", "passthrough", f"file={NVME}")
+    one_cpu(True)
+    kill(disk)
+    ublk("recover", disk)
+    finish(start_verify(disk, "--size=1M"))
+    one_cpu(False)
+    finish(start_verify(disk, "--size=1M"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_remove_the_disk(add: Add, number: int) -> None:
     disk = add("passthrough", f"file={NVME}")
