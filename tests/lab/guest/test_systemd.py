@@ -163,6 +163,22 @@ def test_a_stopped_unit_takes_its_mount_along(boot: Boot, mountpoint: Path) -> N
     machine.power_off()
 
 
+def test_a_server_is_started_until_it_can_serve(boot: Boot, tmp_path: Path) -> None:
+    """More often than systemd's own limit, which is five times in ten seconds."""
+    link = tmp_path / "disk"
+    link.symlink_to(NVME)
+    Path("/etc/userblk/ublk-3").write_text(f"USERBLK_DISK=passthrough file={link}\n")
+    machine = boot("")
+    pid = machine.show(UNIT, "MainPID")
+    link.unlink()
+    machine.inside("systemctl", "kill", "--signal=KILL", UNIT)
+    machine.until("it has failed often", lambda: int(machine.show(UNIT, "NRestarts") or 0) > 6)
+    link.symlink_to(NVME)
+    machine.until("it serves again", lambda: machine.show(UNIT, "ActiveState") == "active")
+    assert machine.show(UNIT, "MainPID") != pid
+    machine.power_off()
+
+
 def test_a_killed_server_is_started_again(boot: Boot, mountpoint: Path) -> None:
     machine = boot("_netdev")
     data = os.urandom(MIB)

@@ -137,6 +137,17 @@ def test_readonly(add: Add) -> None:
     run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"], expect=1)
 
 
+def test_a_device_that_becomes_readonly(add: Add) -> None:
+    """The block layer has no error of its own for that: docs/architecture.md."""
+    disk = add("passthrough", f"file={NVME}")
+    run(["blockdev", "--setro", NVME])
+    try:
+        assert "Input/output error" in run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"], expect=1)
+    finally:
+        run(["blockdev", "--setrw", NVME])
+    run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"])
+
+
 # ---- ends and beginnings ------------------------------------------------------------------------------
 
 
