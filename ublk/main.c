@@ -31,7 +31,7 @@
 
 /*
  * Seconds that the old server of a disk may take to answer what it has, and once more to die, and
- * how often it is told again.
+ * how often the kernel is asked to end it.
  */
 #define END_LIMIT 30
 #define AGAIN_MS  100

@@ -19,7 +19,7 @@
 #define SECTOR_SHIFT 9
 #define MAX_BLOCK    4096u /* of the kernel's driver: a page */
 
-/* Of disks that announce none; a mask. */
+/* What a disk has that announces none; a mask. */
 #define USUAL_DMA_ALIGNMENT 3u
 
 /* The largest discard and write of zeroes in bytes: lengths have 32 bits. */

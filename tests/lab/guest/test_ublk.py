@@ -263,7 +263,7 @@ def test_the_signal_of_the_queues_is_not_believed(add: Add) -> None:
 
 
 def test_deleted_by_one_who_ignores_children(add: Add) -> None:
-    """Whoever ignores SIGCHLD passes that on, and then there is nothing to wait for."""
+    """An ignored SIGCHLD is passed on to programs, which then have no child to wait for."""
     disk = add("passthrough", f"file={NVME}")
     with dirty(disk) as data:
         script = 'trap "" CHLD; exec "$@"'
