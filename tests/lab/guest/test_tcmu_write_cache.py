@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The write cache of a TCMU disk: initiators rely on what they were told of it, whichever daemon serves the disk."""
+"""What initiators of a TCMU disk rely on, whichever daemon serves the disk: its write cache, and its data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, run
+from guest import LIMIT, MIB, read, run
 from guest_tcmu import daemon
 from userblk.harness.systems.lio import TARGET, Backstore, Lun, write_attribute
 
@@ -43,6 +43,26 @@ def test_it_stays_off_with_the_next_daemon(backstore: Backstore) -> None:
                 assert_cache(lun, there)
     with daemon(), Lun(backstore, "cache") as lun:
         assert_cache(lun, True)
+
+
+def test_the_next_daemon_creates_no_file(backstore: Backstore, tmp_path: Path) -> None:
+    """The backstore has size=, but its initiators would find zeroes in the place of what they wrote."""
+    file, lost = tmp_path / "disk", tmp_path / "lost"
+    data = os.urandom(MIB)
+    with ExitStack() as daemons:
+        runner = daemons.enter_context(daemon())
+        with Lun(backstore, "lost") as lun:
+            with open(lun.disk, "wb", buffering=0) as stream:
+                stream.write(data)
+                os.fsync(stream.fileno())
+            runner.kill()
+            file.rename(lost)
+            runner = daemons.enter_context(daemon())
+            assert not file.exists()
+            runner.kill()
+            lost.rename(file)
+            daemons.enter_context(daemon())
+            assert read(str(lun.disk), 0, MIB) == data
 
 
 def test_it_is_turned_off_beside_a_removal(backstore: Backstore) -> None:
