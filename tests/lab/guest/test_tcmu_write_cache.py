@@ -15,6 +15,7 @@ import pytest
 from guest import LIMIT, MIB, read, run
 from guest_tcmu import daemon
 from userblk.harness.systems.lio import TARGET, Backstore, Lun, write_attribute
+from waiting import wait_until
 
 SIZE = 64 * MIB
 ATTRIBUTE = "attrib/emulate_write_cache"
@@ -58,6 +59,7 @@ def test_the_next_daemon_creates_no_file(backstore: Backstore, tmp_path: Path) -
             runner.kill()
             file.rename(lost)
             runner = daemons.enter_context(daemon())
+            wait_until("it opens the disk", lambda: file.exists() or "bring back the file" in runner.log, LIMIT)
             assert not file.exists()
             runner.kill()
             lost.rename(file)
