@@ -411,25 +411,28 @@ static int end_server(
 	bool reissues = info->flags & UBLK_F_USER_RECOVERY_REISSUE, killed = false;
 	time_t begun = seconds();
 
-	do {
-		int r = killed			       ? 0
-			: info->flags & UBLK_F_QUIESCE ? ublk_control_quiesce(c, info->dev_id)
-						       : -EOPNOTSUPP;
-		bool late = seconds() - begun >= END_LIMIT;
+	for (int wait = 0; !has_ended(pidfd, wait); wait = AGAIN_MS) {
+		time_t waited = seconds() - begun;
+		int r = 0;
 
+		if (!patient && waited >= 2 * END_LIMIT) {
+			warnx("ublk%u: its server (process %d) does not end", info->dev_id,
+				info->ublksrv_pid);
+			return EXIT_FAILURE;
+		}
+		if (!killed)
+			r = info->flags & UBLK_F_QUIESCE ? ublk_control_quiesce(c, info->dev_id)
+							 : -EOPNOTSUPP;
 		if (r == -ENODEV) {
 			warnx("ublk%u: no such disk", info->dev_id);
 			return EXIT_FAILURE;
 		}
-		if ((r < 0 && reissues) || (late && (r < 0 || reissues))) {
+		if ((r < 0 && reissues) || (waited >= END_LIMIT && (r < 0 || reissues))) {
 			syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
 			killed = true;
 		}
-		if (has_ended(pidfd, AGAIN_MS))
-			return 0;
-	} while (patient || seconds() - begun < 2 * END_LIMIT);
-	warnx("ublk%u: its server (process %d) does not end", info->dev_id, info->ublksrv_pid);
-	return EXIT_FAILURE;
+	}
+	return 0;
 }
 
 /*
