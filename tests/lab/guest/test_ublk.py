@@ -452,12 +452,13 @@ def test_replaced_with_a_full_queue(add: Add, depth: int, recovery: str) -> None
 
 
 @pytest.mark.long
-def test_a_hung_device_outlasts_a_replacement(add: Add) -> None:
-    """The old server ends after the new one has given up."""
+@pytest.mark.parametrize("options", [(), ("--queues=1", "--depth=1")], ids=["", "full"])
+def test_a_hung_device_outlasts_a_replacement(add: Add, options: tuple[str, ...]) -> None:
+    """The old server ends after the new one has given up. full: the kernel has no tag to tell it by."""
     run(["modprobe", "dm-mod"])
     sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
     with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
-        disk = add("passthrough", f"file={device}")
+        disk = add(*options, "passthrough", f"file={device}")
         try:
             run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
             write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
@@ -473,6 +474,7 @@ def test_a_hung_device_outlasts_a_replacement(add: Add) -> None:
             assert replacement.returncode == 1 and "continues as before" in output, output
             assert info(disk)["state"] == "live"
             assert write.wait(LIMIT) == 0
+            finish(start_verify(disk, "--size=1M"))
         finally:
             run(["dmsetup", "resume", "hung"])
             ublk("delete", "--force", disk)
