@@ -194,6 +194,17 @@ def end_process(pid: int, started: int, name: str) -> None:
         raise TeardownError(f"{name} (pid {pid}) does not end")
 
 
+def made_as(directory: Path) -> int:
+    """
+    A number that only this directory of sysfs has: one that comes to have its name later, as the next disk of a number
+    does, has another. 0: there is none.
+    """
+    try:
+        return directory.stat().st_ino
+    except OSError:
+        return 0
+
+
 def read_setting(path: Path) -> str:
     """A sysfs or sysctl value; of a choice such as "none [mq-deadline]" the chosen one."""
     text = path.read_text().strip()

@@ -18,7 +18,7 @@ from ..machine.blockdev import BlockDevice, identify
 from ..machine.filesystem import mount_points
 from ..machine.interrupt import held
 from ..machine.subprocesses import CommandError, Process
-from ..machine.teardown import PATIENCE, await_true, start_time, undo
+from ..machine.teardown import PATIENCE, Teardown, await_true, made_as, start_time, undo
 from ..model.config import SystemConfig, queue_of
 from ..model.parts import KINDS
 from ..model.tables import Table
@@ -58,11 +58,26 @@ def stop_by_command(argv: str, disk: str) -> None:
         await_true(f"{disk} was not removed", lambda: not _serves(disk))
 
 
+def _attachment(device: str) -> int:
+    """Each time that a file is attached it has another one; 0: none is."""
+    return made_as(Path("/sys/block", Path(device).name, "loop"))
+
+
 @undo
-def detach_loop(device: str) -> None:
-    if Path("/sys/block", Path(device).name, "loop").exists():
+def detach_loop(device: str, attachment: int = 0) -> None:
+    """Unless somebody else has attached it since. attachment: as it was when we had, 0: that was not recorded."""
+
+    def ours() -> bool:
+        return bool(found := _attachment(device)) and attachment in (0, found)
+
+    if ours():
         subprocess.run(["losetup", "--detach", device], capture_output=True, timeout=PATIENCE, check=False)
-        await_true(f"{device} is still attached", lambda: not Path("/sys/block", Path(device).name, "loop").exists())
+        await_true(f"{device} is still attached", lambda: not ours())
+
+
+def detach_at_teardown(device: str, teardown: Teardown) -> None:
+    """A loop device that has just been attached."""
+    teardown.push("detach_loop", device=device, attachment=_attachment(device))
 
 
 def _first_line(path: Path) -> str:
@@ -136,7 +151,7 @@ def up(context: Context) -> Running:
         await_up(f"{argv[0]} shows no {file}", file.exists, server)
         with held():
             loop = recorder.run(["losetup", "--find", "--show", str(file)], timeout=PATIENCE).strip()
-            teardown.push("detach_loop", device=loop)
+            detach_at_teardown(loop, teardown)
         with suppress(CommandError):  # not every file system can; its settings tell
             recorder.run(["losetup", "--direct-io=on", loop], timeout=PATIENCE)
         settings["direct_io"] = Path("/sys/block", Path(loop).name, "loop/dio").read_text().strip()

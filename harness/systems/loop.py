@@ -11,6 +11,7 @@ from ..machine.teardown import PATIENCE
 from ..model.config import SystemConfig
 from ..model.parts import KINDS
 from .base import BringUpError, Context, Layer, Running, set_queue, settle
+from .command import detach_at_teardown
 
 MODULES = ("loop",)
 
@@ -20,7 +21,7 @@ def up(context: Context) -> Running:
     argv = ["losetup", "--find", "--show", "--direct-io=on", f"--sector-size={device.logical_block_size}", device.path]
     with held():
         path = context.recorder.run(argv, timeout=PATIENCE).strip()
-        context.teardown.push("detach_loop", device=path)
+        detach_at_teardown(path, context.teardown)
     if Path("/sys/block", Path(path).name, "loop/dio").read_text().strip() != "1":
         raise BringUpError(f"{path}: refuses direct I/O on {device.path}")
     settle()

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from ..machine.filesystem import mounted_type, unmount
+from ..machine.interrupt import held
 from ..machine.mounts import mounts_of
 from ..machine.subprocesses import CommandError, Process, Recorder
 from ..machine.teardown import PATIENCE, Teardown, TeardownError, await_true, start_time, undo
@@ -35,6 +37,17 @@ def threads() -> int:
         return 0
 
 
+def first_thread(name: str = "nfsd") -> tuple[int, int]:
+    """pid and start of the first thread of the kernel's server, zeroes: none can be seen here."""
+    for pid in sorted(int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
+        with suppress(OSError):  # it has just ended
+            process = Path(f"/proc/{pid}")
+            of_kernel = not (process / "cmdline").read_bytes()
+            if of_kernel and (process / "comm").read_text(errors="replace") == f"{name}\n" and (at := start_time(pid)):
+                return pid, at
+    return 0, 0
+
+
 def fail_requests(point: str) -> None:
     """Those that wait, and all to come (Linux 6.4); before that each fails after its time."""
     for mount in mounts_of():
@@ -56,8 +69,9 @@ def unmount_nfs(path: str, authority: int, started: int) -> None:
 
 
 @undo
-def stop_nfs_server() -> None:
-    if threads():
+def stop_nfs_server(thread: int = 0, started: int = 0) -> None:
+    """Unless somebody else has started it since. Both: first_thread() when we had, zeroes: that was not recorded."""
+    if threads() and (not thread or start_time(thread) == started):
         (CONTROL / "threads").write_text("0\n")
         await_true("the kernel's NFS server does not stop", lambda: not threads())
 
@@ -85,9 +99,13 @@ def export(path: Path, count: int, recorder: Recorder, teardown: Teardown) -> No
     """The kernel's server with count threads shows what is at path to this machine. Raises CommandError."""
     teardown.push("end_export", path=str(path))
     recorder.run(["exportfs", "-o", EXPORT, f"{HERE}:{path}"], timeout=PATIENCE)
-    teardown.push("stop_nfs_server")
     argv = ["rpc.nfsd", "--no-nfs-version", "3", "--host", HERE, "--port", str(PORT), str(count)]
-    recorder.run(argv, timeout=PATIENCE)
+    with held():
+        try:
+            recorder.run(argv, timeout=PATIENCE)
+        finally:  # it may have started some
+            thread, started = first_thread()
+            teardown.push("stop_nfs_server", thread=thread, started=started)
     # Nobody has files open from before; it would wait 90 s for them.
     (CONTROL / "v4_end_grace").write_text("Y\n")
 

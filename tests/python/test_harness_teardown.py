@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from loops import LIMIT, loop
+from loops import LIMIT, loop, run
 from userblk.harness.machine import interrupt, teardown
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.durable import write_json
@@ -26,7 +26,9 @@ from userblk.harness.machine.teardown import Teardown, TeardownError, recover, s
 from userblk.harness.model.config import load_system
 from userblk.harness.running.runner import mark_done
 from userblk.harness.systems import loop as loop_system
+from userblk.harness.systems import nfs, ublk
 from userblk.harness.systems.base import Context
+from userblk.harness.systems.command import detach_at_teardown
 from waiting import wait_until
 
 
@@ -329,3 +331,74 @@ def test_other_users_pass_what_a_strict_umask_made(tmp_path: Path, monkeypatch: 
     finally:
         os.umask(before)
     assert (tmp_path / "run").stat().st_mode & 0o777 == 0o755
+
+
+def left_by_a_killed_runner(stack: Teardown) -> None:
+    """Its journal becomes that of a process that there is not."""
+    stack.journal.rename(stack.journal.with_name(f"journal-{1 << 30}-1.json"))
+    stack.steps = []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root and loop devices")
+def test_a_loop_device_that_is_somebody_elses_by_now_stays(tmp_path: Path) -> None:
+    """The runner was killed, its device was detached, and the user's next one has the same number."""
+    (tmp_path / "images").mkdir()
+    with loop(tmp_path / "images", 1 << 20) as device:
+        stack = Teardown()
+        detach_at_teardown(device, stack)
+        run("losetup", "--detach", device)
+        run("losetup", device, str(tmp_path / "images/disk0"))
+        left_by_a_killed_runner(stack)
+        assert len(recover()) == 1
+        assert Path("/sys/block", Path(device).name, "loop").exists()
+        try:
+            detach_at_teardown(device, stack)
+            stack.unwind()
+            assert not Path("/sys/block", Path(device).name, "loop").exists()
+        finally:
+            run("losetup", device, str(tmp_path / "images/disk0"))
+
+
+def test_a_ublk_disk_that_is_somebody_elses_by_now_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of a disk whose server has ended by itself with the killed runner."""
+    monkeypatch.setattr(ublk, "DEVICES", tmp_path)
+    program, node = tmp_path / "userblk-ublk", tmp_path / "ublkc0"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/said; rm {node}\n')
+    program.chmod(0o755)
+    node.symlink_to("/dev/null")
+    stack = Teardown()
+    for _ in range(2):
+        stack.push("remove_ublk", program=str(program), number=0, character=ublk.character_of(0))
+    node.unlink()
+    node.symlink_to("/dev/zero")  # another device of that number
+    left_by_a_killed_runner(stack)
+    assert len(recover()) == 1
+    assert not (tmp_path / "said").exists()
+    stack.push("remove_ublk", program=str(program), number=0, character=ublk.character_of(0))
+    stack.unwind()
+    assert (tmp_path / "said").read_text() == "delete --force 0\n" and not node.is_symlink()
+
+
+def test_an_nfs_server_that_is_somebody_elses_by_now_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nfs, "CONTROL", tmp_path)
+    control = tmp_path / "threads"
+    control.write_text("8\n")
+    stack, ours = Teardown(), os.getpid()
+    stack.push("stop_nfs_server", thread=ours, started=start_time(ours) - 1)
+    left_by_a_killed_runner(stack)
+    assert len(recover()) == 1 and nfs.threads() == 8
+    stack.push("stop_nfs_server", thread=ours, started=start_time(ours))
+    stack.unwind()
+    assert nfs.threads() == 0
+
+
+def test_the_thread_of_a_server_is_the_kernels(tmp_path: Path) -> None:
+    """And no program that is called so."""
+    if Path("/proc/2/comm").read_text() != "kthreadd\n":
+        pytest.skip("kernel: its threads cannot be seen here")
+    assert nfs.first_thread("kthreadd") == (2, start_time(2))
+    code = "from pathlib import Path; Path('/proc/self/comm').write_text('nfsd'); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline() == b"\n"
+        assert nfs.first_thread()[0] != other.pid
+        other.communicate(b"\n", timeout=LIMIT)
