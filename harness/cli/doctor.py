@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..machine import paths
 from ..machine.blockdev import identify
-from ..machine.safety import Refused, check, confirmation, contents, first_confirmation, signatures
+from ..machine.safety import Refused, check, confirmation, contents, first_confirmation
 from ..machine.tuning import hardware_disks
 from ..model import config, source, tables
 from ..model.config import SystemConfig
@@ -132,9 +132,6 @@ def device_needs(disk: str) -> list[Need]:
     except Refused as error:
         return [Need("free to be overwritten", False, str(error).removeprefix(f"{path}: "))]
     held = contents(device)
-    if any(one.member for one in signatures(device)):
-        reason = f"not in use, but it holds {held}, which may be needed; check that, then wipe it with wipefs -a"
-        return [Need("free to be overwritten", False, reason)]
     state = f"unused, but it holds {held}, which is lost" if held else "free to be overwritten"
     needs = [Need(f"{state}, once you confirm it with --confirm {first_confirmation(device)[0]}", True, "")]
     if reason := environment.failing(environment.device_facts(disk)):

@@ -7,6 +7,7 @@ import array
 import ctypes
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
 import random
@@ -74,8 +75,22 @@ class BlockDevice:
         return ", ".join(f"{key}={value}" for key, value in values.items() if value)
 
     @property
+    def seen(self) -> str:
+        """
+        When and where its identity holds: this start of this machine, if that is no more than sizes, which another
+        disk may have as well. "": always.
+        """
+        return "" if self.wwid or self.serial or self.file or self.partuuid else this_start()
+
+    @property
     def queue(self) -> Path:
         return Path("/sys/block", self.disk, "queue")
+
+
+def this_start() -> str:
+    """What tells this start of this machine from other ones, and from other machines."""
+    found = _first_text(Path("/etc/machine-id")), _first_text(Path("/proc/sys/kernel/random/boot_id"))
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()[:16]  # machine-id(5): the id itself is not for others
 
 
 def sysfs_of(number: int) -> Path:

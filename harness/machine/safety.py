@@ -432,7 +432,7 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
 
     confirm: what confirmation() says, or first_confirmation() where it is asked for the first time. server: of this
     campaign, which has it open, exclusively perhaps, so that cannot be tried; 0: this process or a child has; None:
-    nothing of ours. first: no campaign has used it yet, so that what is on it is not ours either. over: the name of
+    nothing of ours. first: no campaign has used it yet. over: the name of
     the disk that the campaign's system has made of it; the kernel may hold the device for that one.
     """
     try:
@@ -457,7 +457,7 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
             _refuse_open(device, server)  # which names the program
             raise Refused(f"{path}: is in use by another program; find it with fuser -v {path}, and stop it") from None
     _refuse_open(device, server)
-    if first:
+    if server is None:  # campaigns leave no such thing: it is not ours, or not any more
         _refuse_member(device)
     _refuse_unconfirmed(device, confirm, first)
     return device

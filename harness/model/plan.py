@@ -59,7 +59,8 @@ class Device:
     confirm is the serial (or size in bytes, where there is none) that the user repeated.
     A store counts as one: path is the file that describes it, "" for one that is started here.
     latency_ms: added to it. identity: what identified it when it was confirmed, "" if it was not here; of a store: what
-    the campaign's keys begin with, the same when it is resumed.
+    the campaign's keys begin with, the same when it is resumed. seen: when and where that holds, ""
+    if always.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Device:
     confirm: str
     latency_ms: int = 0
     identity: str = ""
+    seen: str = ""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,13 @@ def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
     if len(words) > len(named) and confirmed is not answers:
         raise ConfigError(f'confirm="{confirm}": more serials than devices; repeat one for each, SATA first')
     return [
-        Device(name, os.path.abspath(named[name]), confirmation(device)[0], identity=device.identity)
+        Device(
+            name,
+            os.path.abspath(named[name]),
+            confirmation(device)[0],
+            identity=device.identity,
+            seen=device.seen,
+        )
         for name, device in found.items()
     ]
 

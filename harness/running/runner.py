@@ -210,6 +210,11 @@ class Runner:
                     f"{path}: is not the device that the campaign was planned for ({device.identity}), but another"
                     f" ({found.identity}); find that one, or start a new campaign"
                 )
+            if device.identity and found.seen != device.seen:
+                raise Refused(
+                    f"{path}: is known by its size alone, and may be another disk of that size, since the machine was"
+                    " started after the campaign began, or is another one; start a new campaign"
+                )
             # Not by a link: in /dev/disk/by-path they have colons, which part names for fio and LIO.
             self.devices[name] = dataclasses.replace(found, path=os.path.realpath(path))
         self.keep_identities()
@@ -222,7 +227,7 @@ class Runner:
         known = {
             name: device
             if device.identity or device.path.startswith("$")
-            else dataclasses.replace(device, identity=found.identity, confirm=confirmation(found)[0])
+            else dataclasses.replace(device, identity=found.identity, confirm=confirmation(found)[0], seen=found.seen)
             for name, device in self.plan.devices.items()
             for found in (self.devices[name],)
         }

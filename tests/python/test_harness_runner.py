@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ from userblk import __version__
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import Result, fio
 from userblk.harness.engines.base import Run
-from userblk.harness.machine import paths, prepare
+from userblk.harness.machine import paths, prepare, safety
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
+from userblk.harness.machine.safety import Refused
 from userblk.harness.machine.teardown import recover
 from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, estimate, read_plan, write_plan
@@ -395,6 +397,43 @@ def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: P
     path.write_text(json.dumps(value))
     finish(start(tmp_path / "c"))
     assert json.loads(path.read_text())["devices"]["sata"]["identity"] == own
+
+
+def test_what_became_a_member_since_is_refused(device: str, tmp_path: Path) -> None:
+    """The user gave the disk to another purpose; the campaign that had it is resumed."""
+    plan_for(device, tmp_path / "c", workloads=WORKLOADS[:1])
+    code, events, _ = finish(start(tmp_path / "c"))
+    assert code == 0, said(events)
+    run("mke2fs", "-q", "-F", "-O", "journal_dev", device)
+    code, events, err = finish(start(tmp_path / "c"))
+    assert (code, events) == (2, []) and "it holds jbd, a part of" in err
+
+
+@pytest.mark.parametrize("place", ["another start", ""])
+def test_a_size_names_a_disk_only_where_it_was_seen(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """
+    A campaign that began on another machine, or before a restart: the disk of that size may be another one. Those of
+    older versions do not tell.
+    """
+    known = dataclasses.replace(identify(device), file="")  # as a disk without a serial is
+    monkeypatch.setattr(safety, "identify", lambda path: known)
+    plan = dataclasses.replace(plan_for(device, tmp_path / "c"), entries=())
+
+    def resume(seen: str) -> None:
+        at = dataclasses.replace(plan.devices["sata"], identity=f"size={SIZE}", seen=seen)
+        runner = Runner(dataclasses.replace(plan, devices={"sata": at}), tmp_path / "c")
+        with ExitStack() as stack:
+            runner.check_devices(stack)
+
+    resume(known.seen)
+    with pytest.raises(Refused, match="is known by its size alone, .*; start a new campaign"):
+        resume(place)
+    runner = Runner(plan, tmp_path / "c")
+    with ExitStack() as stack:
+        runner.check_devices(stack)  # for the first time
+    assert read_plan(tmp_path / "c/plan.json").devices["sata"].seen == known.seen != ""
 
 
 def test_a_device_that_no_plan_has_seen_is_looked_at(device: str, tmp_path: Path) -> None:
