@@ -32,6 +32,7 @@ from .mounts import lines_of, mounts_of, unescape
 MACHINE = "campaign"  # the name of a lock
 BESIDE = "USERBLK_BESIDE"
 DISKS = Path("/sys/block")
+WIPEFS_PATIENCE = 30.0  # s
 OPEN_PATIENCE = 3.0  # s that udev and the like may look at a device
 LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
 CONFIGFS = Path("/sys/kernel/config")
@@ -306,7 +307,15 @@ def signatures(device: BlockDevice) -> list[Signature]:
         path = device.path if name == own.name else f"/dev/{name}"
         argv = ["wipefs", "--no-act", "--json", "--output", "TYPE,LABEL,USAGE", path]
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
+            done = subprocess.run(
+                argv,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",  # a label may be any bytes
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
+                timeout=WIPEFS_PATIENCE,
+                check=True,
+            )
             for one in json.loads(done.stdout or '{"signatures": []}')["signatures"]:
                 found.append(Signature(name, one["type"], one.get("label") or "", one.get("usage") or ""))
         except (OSError, subprocess.SubprocessError, ValueError, KeyError):
@@ -403,13 +412,22 @@ def _refuse_used(device: BlockDevice, over: str) -> None:
 
 
 def _refuse_member(device: BlockDevice) -> None:
-    """Refuse a part of something that is not in use now: no process holds it, but it holds somebody's data."""
+    """
+    Refuse a part of something that is not in use now: no process holds it, but it holds somebody's data. Also what it
+    cannot be told of.
+    """
     for one in signatures(device):
+        where, path = ("", device.path) if one.where == device.name else (f" in {one.where}", f"/dev/{one.where}")
+        if one.kind == UNKNOWN:
+            raise Refused(
+                f"{device.path}: what it holds{where} cannot be seen, since wipefs is not in PATH, fails or takes more"
+                f" than {WIPEFS_PATIENCE:.0f} s; install util-linux, find out with wipefs"
+                f" {path}, or name another device"
+            )
         if one.member:
-            where = "" if one.where == device.name else f" in {one.where}"
             raise Refused(
                 f"{device.path}: it holds {one.kind}{where}, a part of a volume group, array, pool or encrypted disk;"
-                f" find out whose, and wipe it with wipefs -a {one.where if where else device.path}, or name another"
+                f" find out whose, and wipe it with wipefs -a {path}, or name another"
                 " device"
             )
 

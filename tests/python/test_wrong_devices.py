@@ -430,6 +430,24 @@ for _name, _parts in MEMBERS.items():
     MATRIX[f"member_{_name}"] = member(_parts), f"it holds {_name}"
 
 
+@wrong("it holds crypto_LUKS")
+def member_whose_label_is_not_text(stack: ExitStack, directory: Path, device: str) -> None:
+    """wipefs hands such a label on as it is."""
+    write(device, (0, struct.pack(">6sHQQ48s", b"LUKS\xba\xbe", 2, 16384, 1, b"donn\xe9es")))
+
+
+@wrong("what it holds cannot be seen")
+def looked_at_without_wipefs(stack: ExitStack, directory: Path, device: str) -> None:
+    stack.enter_context(pytest.MonkeyPatch.context()).setenv("PATH", str(directory))
+
+
+@wrong("what it holds cannot be seen")
+def looked_at_by_a_wipefs_that_fails(stack: ExitStack, directory: Path, device: str) -> None:
+    (directory / "wipefs").write_text("#!/bin/sh\nexit 1\n")
+    (directory / "wipefs").chmod(0o755)
+    stack.enter_context(pytest.MonkeyPatch.context()).setenv("PATH", str(directory), prepend=":")
+
+
 # ---- the matrix --------------------------------------------------------------------------------
 
 
