@@ -70,6 +70,15 @@ def _text(path: Path) -> str:
         return ""
 
 
+def _own_cpus() -> frozenset[int]:
+    """The CPUs that this process may use, also those that are off line, which sched_getaffinity(2) leaves out."""
+    lines = (line.partition(":") for line in _text(Path("/proc/self/status")).splitlines())
+    return cpu_list(next(value.strip() for name, _, value in lines if name == "Cpus_allowed_list"))
+
+
+OWN_CPUS = _own_cpus()  # from the start: what is started later must not stay where a workload with few CPUs was
+
+
 # ---- what there is ------------------------------------------------------------------------
 
 
@@ -214,13 +223,14 @@ def warnings(found: Mapping[str, object]) -> list[str]:
 @contextlib.contextmanager
 def on_cpus(cpus: str) -> Iterator[None]:
     """What is started meanwhile runs on these CPUs; "": on any. Raises OSError if none of them is on line."""
-    before = os.sched_getaffinity(0)
-    if cpus:
-        try:
-            os.sched_setaffinity(0, cpu_list(cpus))
-        except OSError as error:
-            raise OSError(error.errno, f"CPUs {cpus} cannot be used: {error.strerror}") from None
+    if not cpus:
+        yield
+        return
+    try:
+        os.sched_setaffinity(0, cpu_list(cpus))
+    except OSError as error:
+        raise OSError(error.errno, f"CPUs {cpus} cannot be used: {error.strerror}") from None
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, OWN_CPUS)

@@ -213,3 +213,17 @@ def test_workloads_and_servers_are_started_on_their_cpus(tmp_path: Path) -> None
     assert os.sched_getaffinity(0) == before
     with pytest.raises(OSError, match="CPUs 1000 cannot be used"), tuning.on_cpus("1000"):
         pass
+
+
+def test_who_had_few_cpus_once_is_not_kept_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While CPUs are off line for a workload, the kernel tells of the others only."""
+    own = os.sched_getaffinity(0)
+    asked: list[frozenset[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cpus: asked.append(cpus))
+    with tuning.on_cpus(""):
+        pass
+    with tuning.on_cpus("0"):
+        pass
+    first, then = asked
+    assert first == {0} and then >= own
