@@ -26,6 +26,7 @@ from ..machine.filesystem import (
     new_ext4_bytes,
     sync_file_system,
 )
+from ..machine.interrupt import held
 from ..machine.paths import CONFIGS
 from ..machine.prepare import (
     discard_area,
@@ -223,10 +224,13 @@ def write_series(results: Path, path: Path) -> None:
         raise WorkloadError(f"{results.name} cannot be read: {error}") from None
 
 
-def wait_for(process: Process, memory: Memory, running: Running, limit: float) -> None:
-    """Until a preparing process has ended. Raises CommandError, also if the system's server dies meanwhile."""
+def prepare_by(argv: Sequence[str], recorder: Recorder, memory: Memory, running: Running, limit: float) -> Process:
+    """Run a preparing command to its end. Raises CommandError, also if the system's server dies meanwhile."""
     end = time.monotonic() + limit
+    process: Process | None = None
     try:
+        with held():
+            process = recorder.spawn(argv)
         memory.add(process.pid)
         while not process.wait(POLL_S):
             if running.server_died():
@@ -235,9 +239,11 @@ def wait_for(process: Process, memory: Memory, running: Running, limit: float) -
             if time.monotonic() > end:
                 raise CommandError(f"{process.record['name']}: has not ended within {limit:.0f} s")
     finally:
-        process.end()
+        if process:
+            process.end()
     if process.poll():
         raise CommandError(process.fate())
+    return process
 
 
 SHAPE_KEYS = ("file", "id", "rw", "threads", "processes", "files", "block_sizes", "stands_for", "macro")
@@ -413,7 +419,7 @@ class Flow(DeviceEngine):
         """Makes its files below the system under test; what was found. Raises CommandError, BringUpError."""
         (program,) = map(Path, self.programs(run.plan.build))
         if create := self.create(run, program, directory):
-            wait_for(recorder.spawn(create), memory, run.running, CREATE_LIMIT)
+            prepare_by(create, recorder, memory, run.running, CREATE_LIMIT)
         return {}
 
     def begin(

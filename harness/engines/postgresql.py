@@ -28,7 +28,7 @@ from ..observing.warmup import Interval
 from ..systems.base import await_up, find_program, scratch
 from . import Result, WorkloadError
 from .base import OF_APPLICATIONS, Run, sizes_of, with_fixed_values
-from .flow import CREATE_LIMIT, Flow, duration_s, wait_for
+from .flow import CREATE_LIMIT, Flow, duration_s, prepare_by
 
 USERS = ("postgres", "nobody")  # whose server it is: the first that exists
 PROGRAMS = Path("/usr/lib/postgresql")  # where Debian has them, by release
@@ -226,10 +226,10 @@ class Postgresql(Flow):
         version = recorder.run([server_program("postgres"), "--version"], timeout=SHUTDOWN_LIMIT).strip()
         words = ["--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8", "--locale=C"]
         initdb = as_user([server_program("initdb"), "-D", str(server.data), *words])
-        wait_for(recorder.spawn(initdb), memory, run.running, CREATE_LIMIT)
+        prepare_by(initdb, recorder, memory, run.running, CREATE_LIMIT)
         process = server.start(recorder, memory, run)
-        prepare = recorder.spawn(server.sysbench(run.workload, "prepare"))
-        wait_for(prepare, memory, run.running, CREATE_LIMIT)
+        filling = server.sysbench(run.workload, "prepare")
+        prepare = prepare_by(filling, recorder, memory, run.running, CREATE_LIMIT)
         if fatal := fatal_error(recorder.directory / str(prepare.record["stdout"])):
             raise CommandError(fatal[0])
         os.kill(process.pid, signal.SIGINT)

@@ -31,7 +31,7 @@ from ..observing.warmup import WarmUp
 from ..systems.base import scratch
 from . import Result, WorkloadError
 from .base import OF_APPLICATIONS, Run, sizes_of, with_fixed_values
-from .flow import CREATE_LIMIT, Flow, wait_for
+from .flow import CREATE_LIMIT, Flow, prepare_by
 
 UNPACK, BUILD = "unpack", "build"
 ROOMS = ("analysis", "configs", "harness", "lab")  # which the lab's guests have in virtual time, too
@@ -177,7 +177,7 @@ class SourceTree(Flow):
         if run.workload.id == BUILD:
             archive, _ = self.archive(run)
             argv = ["tar", "-xf", str(archive), "-C", str(directory)]
-            wait_for(recorder.spawn(argv), memory, run.running, CREATE_LIMIT)
+            prepare_by(argv, recorder, memory, run.running, CREATE_LIMIT)
         return {}
 
     def archive(self, run: Run) -> tuple[Path, Tree]:

@@ -111,26 +111,34 @@ class Recorder:
     ) -> Process:
         """Start a command in its own process group; it gets SIGTERM when this process dies, even by SIGKILL.
 
-        teardown: note there that it has to be ended. environment: beside what there is; it is not recorded.
+        teardown: note there that it has to be ended. environment: beside what there is; it is not recorded. If this
+        raises, also Interrupted, nothing runs: a caller that ends the command takes it inside held().
         """
         full = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
         record, out, err = self._record(Path(argv[0]).name, full)
-        with held(), out.open("wb") as stdout, err.open("wb") as stderr:
-            try:
-                child = subprocess.Popen(
-                    full,
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                    start_new_session=True,
-                    env={**passed_on(), "LC_ALL": "C.UTF-8", **(environment or {})},
-                )
-            except OSError as error:
-                raise CommandError(f"{argv[0]}: {error.strerror}; install it") from None
-            process = Process(record, child, err)
-            self.processes.append(process)
-            if teardown:
-                teardown.push("end_process", pid=process.pid, started=process.started, name=str(record["name"]))
+        process: Process | None = None
+        try:
+            with held(), out.open("wb") as stdout, err.open("wb") as stderr:
+                try:
+                    child = subprocess.Popen(
+                        full,
+                        stdin=subprocess.DEVNULL,
+                        stdout=stdout,
+                        stderr=stderr,
+                        start_new_session=True,
+                        env={**passed_on(), "LC_ALL": "C.UTF-8", **(environment or {})},
+                    )
+                except OSError as error:
+                    raise CommandError(f"{argv[0]}: {error.strerror}; install it") from None
+                process = Process(record, child, err)
+                self.processes.append(process)
+                if teardown:
+                    teardown.push("end_process", pid=process.pid, started=process.started, name=str(record["name"]))
+        except BaseException:
+            if process:
+                with suppress(CommandError):
+                    process.end()
+            raise
         return process
 
     def adopt(self, argv: Sequence[str], child: subprocess.Popen[bytes]) -> Process:
@@ -151,12 +159,15 @@ class Recorder:
 
     def run(self, argv: Sequence[str], *, timeout: float) -> str:
         """Run a command to its end and return its standard output. Raises CommandError."""
-        process = self.spawn(argv)
+        process: Process | None = None
         try:
+            with held():
+                process = self.spawn(argv)
             if not process.wait(timeout):
                 raise CommandError(f"{' '.join(argv)}: has not ended within {timeout:.0f} s")
         finally:
-            process.end()
+            if process:
+                process.end()
         code = process.poll()
         if code:
             raise CommandError(f"{' '.join(argv)}: {end_in_words(code)}: {last_line(process.errors)}")

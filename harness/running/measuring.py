@@ -18,6 +18,7 @@ from ..engines.base import Job, Run, device_engine
 from ..engines.store import StoreResult
 from ..machine.blockdev import BlockDevice, opened, queue_attributes
 from ..machine.durable import write_json
+from ..machine.interrupt import held
 from ..machine.prepare import dirty_limits
 from ..machine.subprocesses import Process, Recorder, now
 from ..machine.tuning import on_cpus
@@ -253,7 +254,7 @@ class Measurement:
         names = [device.name for device in self.devices]
         server = run.running.server or None
         with ExitStack() as stack:
-            held = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
+            synced = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
             interval_s = job.interval_s or run.profile.interval_ms / 1e3
             events = self.counting and not run.profile.instructions  # which counting syscalls takes itself
             counted = stack.enter_context(counters.counting(server, events))
@@ -266,14 +267,20 @@ class Measurement:
             others = OtherPrograms({os.getpid(), *([server] if server else [])})
             origin = time.monotonic()
             ahead = time.time() - origin
-            with on_cpus(run.plan.pin_client):
-                process = recorder.spawn(argv)
+            process: Process | None = None
             try:
+                with on_cpus(run.plan.pin_client), held():
+                    process = recorder.spawn(argv)
                 problems, first_io = watch(process, job, run.running, origin)
             finally:
-                recorder.save()
+                try:
+                    if process:
+                        process.end()
+                finally:
+                    recorder.save()
             self.problems += problems
-            self._write_back(held)
+            self._write_back(synced)
+        assert process  # else an error has left the block
         after = {device.name: queue_attributes(device) for device in self.devices if device.queue.exists()}
         clock_set = time.time() - time.monotonic() - ahead
         return Watched(process, started, origin, ahead, clock_set, first_io, sampled, sampler, hardware, others, after)

@@ -31,7 +31,7 @@ from ..machine.filesystem import (
     sync_file_system,
 )
 from ..machine.prepare import PrepareError, drop_caches
-from ..machine.subprocesses import CommandError, Recorder, now
+from ..machine.subprocesses import CommandError, Process, Recorder, now
 from ..machine.tuning import on_cpus
 from ..model.config import SystemConfig, Workload
 from ..model.parts import ENGINES, KINDS
@@ -189,9 +189,10 @@ class StoreRunner(Runner):
                 others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()
                 ahead = time.time() - origin
-                with on_cpus(self.plan.pin_client):
-                    process = recorder.spawn(job.argv)
+                process: Process | None = None
                 try:
+                    with on_cpus(self.plan.pin_client), interrupt.held():
+                        process = recorder.spawn(job.argv)
                     while process.poll() is None and served.server.poll() is None:
                         time.sleep(POLL_S / 10)
                         if time.monotonic() > origin + job.seconds + FLUSH_PATIENCE:
@@ -200,7 +201,8 @@ class StoreRunner(Runner):
                 finally:
                     if problems or served.server.poll() is not None:
                         served.fail_io()  # else who waits for it could not end
-                    process.end()
+                    if process:
+                        process.end()
                 ended = time.monotonic()
             if died := served.server.poll() is not None:
                 problems.append(SERVER_DIED)
@@ -288,7 +290,7 @@ class StoreRunner(Runner):
             everything = Memory(None, 0)
             running = Running(disk, server=served.server.pid, server_started=served.server.started)
             running.fail_io = served.fail_io
-            flow.wait_for(recorder.spawn(flow.argv(*words, "create")), everything, running, flow.CREATE_LIMIT)
+            flow.prepare_by(flow.argv(*words, "create"), recorder, everything, running, flow.CREATE_LIMIT)
             recorder.run(["umount", str(point)], timeout=flow.CREATE_LIMIT)
             made |= drop_caches([disk], self.size_of(workload))
             mount_ext4(disk, point, recorder)

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from interrupted import interrupts, spawn_and_interrupt
 from loops import loop, run, small_tmpfs
 from runner_process import MEMORY, SIZE, WORKLOADS, finish, fio_on, plan_for, read_until, said, start, summaries
 from userblk import __version__
@@ -25,7 +26,7 @@ from userblk.harness.machine import paths, prepare, safety
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
 from userblk.harness.machine.safety import Refused
-from userblk.harness.machine.teardown import recover
+from userblk.harness.machine.teardown import Teardown, recover
 from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, estimate, read_plan, write_plan
 from userblk.harness.observing.environment import programs
@@ -380,6 +381,25 @@ def test_a_device_that_came_into_use_is_not_touched(
     assert ('"entry-start"' in out) is (step == "begin") and '"entry-done"' not in out
     with Path(device).open("rb") as after:
         assert after.read(8) == b"precious"
+
+
+def test_an_interrupt_once_the_workload_has_started_ends_it(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for it begins a moment later."""
+    plan = plan_for(device, tmp_path / "c", workloads=WORKLOADS[:1], runtime_s=60)
+    spawn_and_interrupt(monkeypatch, "fio")
+    ended: list[list[int]] = []
+    unwind = Teardown.unwind
+
+    def look(teardown: Teardown, mark: int = 0) -> None:
+        ended.append(fio_on(device))
+        unwind(teardown, mark)
+
+    monkeypatch.setattr(Teardown, "unwind", look)
+    with interrupts():
+        assert Runner(plan, tmp_path / "c").run() == 128 + signal.SIGINT
+    assert ended and not any(ended)
 
 
 def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: Path) -> None:

@@ -10,15 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from interrupted import interrupts, spawn_and_interrupt
 from loops import LIMIT, loop, run
-from userblk.harness.machine import interrupt, teardown
-from userblk.harness.machine.blockdev import identify
+from userblk.harness.engines.flow import prepare_by
+from userblk.harness.machine import teardown
+from userblk.harness.machine.blockdev import BlockDevice, identify
 from userblk.harness.machine.durable import write_json
+from userblk.harness.machine.filesystem import Memory
 from userblk.harness.machine.interrupt import Interrupted, held
 from userblk.harness.machine.prepare import VM, dirty_limits, limit_dirty
 from userblk.harness.machine.subprocesses import CommandError, Recorder
@@ -27,9 +32,11 @@ from userblk.harness.model.config import load_system
 from userblk.harness.running.runner import mark_done
 from userblk.harness.systems import loop as loop_system
 from userblk.harness.systems import nfs, ublk
-from userblk.harness.systems.base import Context
+from userblk.harness.systems.base import Context, Running
 from userblk.harness.systems.command import detach_at_teardown
 from waiting import wait_until
+
+NO_DEVICE = BlockDevice("/dev/none", "none", "none", 0, 0, 512, False, "")
 
 
 @pytest.fixture(autouse=True)
@@ -284,10 +291,8 @@ def test_commands_do_not_get_what_users_set_for_their_own(tmp_path: Path, monkey
 
 
 def test_an_interrupt_waits_for_the_step() -> None:
-    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     steps = []
-    try:
-        interrupt.install()
+    with interrupts():
         with pytest.raises(Interrupted) as reason, held():
             os.kill(os.getpid(), signal.SIGTERM)
             steps.append("done")
@@ -295,10 +300,52 @@ def test_an_interrupt_waits_for_the_step() -> None:
         assert reason.value.number == signal.SIGTERM
         os.kill(os.getpid(), signal.SIGINT)  # once is enough: teardown must not be interrupted
         steps.append("still here")
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
     assert steps == ["done", "still here"]
+
+
+def started_by_run(recorder: Recorder) -> None:
+    recorder.run(["sleep", "300"], timeout=LIMIT)
+
+
+def started_by_spawn(recorder: Recorder) -> None:
+    recorder.spawn(["sleep", "300"])
+
+
+def started_to_prepare(recorder: Recorder) -> None:
+    prepare_by(["sleep", "300"], recorder, Memory(None, 0), Running(NO_DEVICE), LIMIT)
+
+
+@pytest.mark.parametrize("begin", [started_by_spawn, started_by_run, started_to_prepare])
+def test_an_interrupt_as_a_command_starts_leaves_no_child(
+    begin: Callable[[Recorder], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    recorder = Recorder(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with interrupts(), pytest.raises(Interrupted):
+        begin(recorder)
+    (process,) = recorder.processes
+    ended = not start_time(process.pid)
+    process.end()
+    assert ended
+
+
+@pytest.mark.parametrize("begin", [started_by_run, started_to_prepare])
+def test_an_interrupt_once_a_command_has_started_leaves_no_child(
+    begin: Callable[[Recorder], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tmp_path)
+    spawn_and_interrupt(monkeypatch, "sleep")
+    with interrupts(), pytest.raises(Interrupted):
+        begin(recorder)
+    (process,) = recorder.processes
+    ended = not start_time(process.pid)
+    process.end()
+    assert ended
 
 
 def test_what_is_replaced_is_kept_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,7 +332,7 @@ class World:
                     "limit_memory": lambda limit, *rest: Memory(None, limit), "flush_cache": lambda path: None,
                     "discard_area": lambda *words: {}, "make_ext4": lambda *words: {},
                     "mount_ext4": lambda *words: None,
-                    "drop_caches": lambda *words: {}, "wait_for": lambda *words: None, "ext4_errors": lambda disk: 0,
+                    "drop_caches": lambda *words: {}, "prepare_by": lambda *words: None, "ext4_errors": lambda disk: 0,
                     "sync_file_system": lambda fd: None, "built": lambda *words: Path("userblk-flow"),
                 },
             ),
