@@ -70,9 +70,18 @@ def has_threads(pid: int) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """What is written below RUN inside. Raises TeardownError if it cannot be, as where that is full."""
+    try:
+        yield
+    except OSError as error:
+        raise TeardownError(f"{RUN}: {error.strerror}; make room there, or correct that") from None
+
+
 def _need_run() -> None:
     """Raises TeardownError if nothing can be kept below RUN."""
-    with contextlib.suppress(PermissionError):
+    with kept(), contextlib.suppress(PermissionError):
         RUN.mkdir(exist_ok=True)
         RUN.chmod(0o755)  # whatever the umask: servers of other users have files below
     if not os.access(RUN, os.W_OK):
@@ -111,9 +120,11 @@ class Teardown:
     def unwind(self, mark: int = 0) -> None:
         """Undo everything since mark, in reverse. All steps are tried; TeardownError says what failed.
 
-        What failed stays noted: the next teardown, or the next campaign, tries it again.
+        What failed stays noted: the next teardown, or the next campaign, tries it again. So does what was undone, if
+        the journal cannot be kept.
         """
         errors = []
+        unkept = ""
         with held():
             for at in reversed(range(mark, len(self.steps))):
                 name, arguments = self.steps[at]
@@ -125,17 +136,29 @@ class Teardown:
                     errors.append(f"{name} {' '.join(map(str, arguments.values()))}: {error}")
                     continue
                 del self.steps[at]
-                self._save()
+                try:
+                    self._save()
+                    unkept = ""
+                except TeardownError as error:
+                    unkept = str(error)
+        errors += [unkept] if unkept else []
         if errors:
             raise TeardownError("; ".join(errors))
 
     def _save(self) -> None:
-        if not self.steps:
-            self.journal.unlink(missing_ok=True)
-            return
-        temporary = self.journal.with_suffix(".new")
-        temporary.write_text(json.dumps(self.steps))
-        temporary.rename(self.journal)
+        """Raises TeardownError."""
+        with kept():
+            if not self.steps:
+                self.journal.unlink(missing_ok=True)
+                return
+            temporary = self.journal.with_suffix(".new")
+            try:
+                temporary.write_text(json.dumps(self.steps))
+                temporary.rename(self.journal)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                raise
 
 
 def recover() -> list[str]:
@@ -169,7 +192,9 @@ def recover() -> list[str]:
 def _alone() -> Iterator[None]:
     """Two runners that start at the same time must not tear down the same things."""
     _need_run()
-    with (RUN / "recovering").open("w") as file:
+    with contextlib.ExitStack() as stack:
+        with kept():
+            file = stack.enter_context((RUN / "recovering").open("w"))
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -86,9 +86,11 @@ def cannot_keep(error: BaseException, directory: Path) -> Stopped | None:
     """
     if not isinstance(error, OSError):
         return None
-    if error.errno in ALL_USED:
+    named = isinstance(error.filename, str | os.PathLike)
+    below = named and Path(error.filename).is_relative_to(directory)
+    if error.errno in ALL_USED and (below or not named):  # a write does not name its file
         return NoSpace(f"{directory}: {error.strerror}; make room and resume")
-    if isinstance(error.filename, str | os.PathLike) and Path(error.filename).is_relative_to(directory):
+    if below:
         where = error.filename if directory.exists() else directory
         return Stopped(f"{where}: {error.strerror}; results are kept there: correct that and resume")
     return None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from runner_process import finish, fio_on, plan_for, said, start, summaries
 from userblk.harness.engines.base import Run
 from userblk.harness.model.plan import read_plan
 from userblk.harness.running import runner as runner_module
-from userblk.harness.running.runner import Runner
+from userblk.harness.running.runner import NoSpace, Runner, cannot_keep
 
 
 def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_path: Path) -> None:
@@ -25,6 +26,15 @@ def test_a_full_results_disk_stops_the_campaign_before_a_run(device: str, tmp_pa
         assert (code, err) == (2, "") and "MiB are free for results" in said(events)[0] and "resume" in said(events)[0]
         assert [event["event"] for event in events] == ["start", "note", "end"]
         assert not summaries(small / "c") and not fio_on(device)
+
+
+def test_another_full_disk_is_not_that_of_results(tmp_path: Path) -> None:
+    """A write that fails names no file; all but results is written elsewhere, and by name."""
+    for file in (None, str(tmp_path / "c/plan.json")):
+        found = cannot_keep(OSError(errno.ENOSPC, "No space left on device", file), tmp_path / "c")
+        assert isinstance(found, NoSpace) and str(found).startswith(f"{tmp_path}/c: No space left")
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", "/run/userblk/s-1")
+    assert cannot_keep(elsewhere, tmp_path / "c") is None
 
 
 @pytest.mark.parametrize("in_run", [False, True])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 from interrupted import interrupts, spawn_and_interrupt
-from loops import LIMIT, loop, run
+from loops import LIMIT, loop, run, small_tmpfs
 from userblk.harness.engines.flow import prepare_by
 from userblk.harness.machine import teardown
 from userblk.harness.machine.blockdev import BlockDevice, identify
@@ -60,6 +61,32 @@ def test_all_steps_are_taken_in_reverse(tmp_path: Path) -> None:
     assert [arguments["value"] for _, arguments in json.loads(stack.journal.read_text())] == ["this is a directory"]
     with pytest.raises(TeardownError, match="Is a directory"):
         stack.unwind()  # it stays noted
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_full_run_keeps_no_step_from_being_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal then tells of steps that were taken, too, which does no harm."""
+    settings = [tmp_path / "first", tmp_path / "last"]
+    with small_tmpfs(tmp_path, "16k") as small:
+        monkeypatch.setattr(teardown, "RUN", small)
+        stack = Teardown()
+        stack.push("restore_setting", path=str(tmp_path), value="a directory, which fails")
+        for setting in settings:
+            setting.write_text("changed")
+            stack.push("restore_setting", path=str(setting), value="old")
+        with contextlib.suppress(OSError):
+            (small / "full").write_bytes(bytes(1 << 20))
+        with pytest.raises(TeardownError, match=f"{small}: No space left on device; make room there"):
+            stack.unwind(1)
+        assert [setting.read_text() for setting in settings] == ["old", "old"]
+        with pytest.raises(TeardownError, match=f"{small}: No space left on device"):
+            stack.push("restore_setting", path=str(tmp_path), value="more")
+        left_by_a_killed_runner(stack)
+        with pytest.raises(TeardownError, match=f"{small}: No space left on device; .*, or remove {small}/journal"):
+            recover()
+        (small / "full").unlink()
+        with pytest.raises(TeardownError, match="Is a directory: .*; fix that"):
+            recover()
 
 
 def test_what_cannot_be_torn_down_stops_the_next_campaign_until_it_can(tmp_path: Path) -> None:
