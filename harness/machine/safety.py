@@ -487,6 +487,13 @@ def recheck(device: BlockDevice, confirm: str, server: int | None, over: str = "
         raise Refused(f"{device.path}: is not the device that it was when the campaign began; start a new one")
 
 
+def refuse_twice(first: BlockDevice, second: BlockDevice) -> None:
+    """Refuse two devices that are one, or a disk and a partition of it."""
+    if first.disk == second.disk and (first.number == second.number or first.disk in (first.name, second.name)):
+        part = "" if first.number == second.number else f", together with {second.path}, which lies on the same disk"
+        raise Refused(f"{first.path}: named for two devices{part}; name two different ones")
+
+
 @contextmanager
 def _kept_from_others(name: str, content: str, refusal: Callable[[str], str]) -> Iterator[None]:
     """Hold a lock of the machine. Raises Refused: refusal(who has it)."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +26,7 @@ from userblk import __version__
 from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.durable import write_json
-from ..machine.safety import check, confirmation, first_confirmation
+from ..machine.safety import check, confirmation, first_confirmation, refuse_twice
 from ..model.config import VIRTUAL, Suite, SystemConfig, load_parameters
 from ..model.parts import ENGINES, KINDS, Engine, Kind
 from ..model.plan import Device, Plan, estimate, write_plan
@@ -144,9 +145,8 @@ def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
     else:
         confirmed = dict(zip(named, words + [""] * len(named), strict=False))
     found = {name: check(path, confirmed[name], first=True) for name, path in named.items()}
-    if len({device.number for device in found.values()}) < len(found):
-        path = next(iter(named.values()))
-        raise ConfigError(f"{path}: named for two devices; name two different ones")
+    for first, second in combinations(found.values(), 2):
+        refuse_twice(first, second)
     if len(words) > len(named) and confirmed is not answers:
         raise ConfigError(f'confirm="{confirm}": more serials than devices; repeat one for each, SATA first')
     return [

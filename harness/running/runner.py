@@ -40,7 +40,7 @@ from ..machine.prepare import (
     limit_cpus,
     limit_dirty,
 )
-from ..machine.safety import Refused, alone, check, claimed, confirmation, recheck
+from ..machine.safety import Refused, alone, check, claimed, confirmation, recheck, refuse_twice
 from ..machine.subprocesses import CommandError, Recorder
 from ..machine.teardown import Teardown, TeardownError, undo
 from ..machine.tuning import on_cpus
@@ -203,8 +203,8 @@ class Runner:
             if reason := self.plan.too_small(name, path, found.size):
                 raise Refused(reason)
             disks = {other.disk for other in self.devices.values()}
-            if found.number in {other.number for other in self.devices.values()}:
-                raise Refused(f"{path}: named for two devices; name two different ones")
+            for other in self.devices.values():
+                refuse_twice(found, other)
             if found.disk not in disks:
                 stack.enter_context(claimed(found))
             if device.identity and found.identity != device.identity:

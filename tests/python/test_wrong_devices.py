@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -24,8 +25,10 @@ from refusals import refusal
 from userblk.harness.machine import safety
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.safety import Refused, check, recheck
-from userblk.harness.model.tables import ConfigError
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.plan import Device, make_plan
 from userblk.harness.running.campaign import host_devices
+from userblk.harness.running.runner import Runner
 
 SIZE = 64 * MIB  # below that wipefs finds no pool
 CONFIRM = str(SIZE)
@@ -448,6 +451,17 @@ def looked_at_by_a_wipefs_that_fails(stack: ExitStack, directory: Path, device: 
     stack.enter_context(pytest.MonkeyPatch.context()).setenv("PATH", str(directory), prepend=":")
 
 
+def runner_on(devices: list[Device], directory: Path) -> Runner:
+    """The runner of a campaign of the smallest area."""
+    profile = dataclasses.replace(load_profile("quick"), area={device.id: MIB for device in devices})
+    plan = make_plan(
+        suite=load_suite("bdus-block"), profile=profile, systems=[load_system("native")], devices=devices,
+        campaign="c", build="b", host="here", repetitions=1,
+    )  # fmt: skip
+    directory.mkdir()
+    return Runner(plan, directory)
+
+
 # ---- the matrix --------------------------------------------------------------------------------
 
 
@@ -507,8 +521,30 @@ def test_one_that_is_too_small_is_refused_before_anything_is_made(option: str, t
 def test_one_device_named_twice(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as device, unchanged(tmp_path):
         (tmp_path / "other").symlink_to(device)
-        with pytest.raises(ConfigError, match="named for two devices"):
+        with pytest.raises(Refused, match="named for two devices"):
             host_devices({"sata": device, "nvme": str(tmp_path / "other")}, f"{CONFIRM} {CONFIRM}")
+
+
+@pytest.mark.parametrize("whole_first", [True, False])
+def test_a_disk_and_its_partition(tmp_path: Path, whole_first: bool) -> None:
+    """Both before a campaign, and by its runner; two partitions of one disk are two devices."""
+    with loop(tmp_path, SIZE) as device, ExitStack() as stack:
+        first, second = partitions(stack, device)
+        confirm = {one: str(identify(one).size) for one in (device, first, second)}
+        confirm[device] += ",dos"
+        pair = (device, second) if whole_first else (second, device)
+        says = "named for two devices, .*the same disk; name two different ones"
+        with unchanged(tmp_path):
+            with pytest.raises(Refused, match=says):
+                host_devices(dict(zip(("sata", "nvme"), pair, strict=True)), " ".join(confirm[one] for one in pair))
+            devices = [Device(str(number), one, confirm[one]) for number, one in enumerate(pair)]
+            with pytest.raises(Refused, match=says), ExitStack() as claims:
+                runner_on(devices, tmp_path / "c1").check_devices(claims)
+            devices = [Device(str(number), one, confirm[one]) for number, one in enumerate((first, second))]
+            with ExitStack() as claims:
+                runner_on(devices, tmp_path / "c2").check_devices(claims)
+            found = host_devices({"sata": first, "nvme": second}, f"{confirm[first]} {confirm[second]}")
+        assert [one.path for one in found] == [first, second]
 
 
 def test_devices_of_equal_size_swapped_between_plan_and_resume(tmp_path: Path) -> None:
