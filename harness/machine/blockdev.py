@@ -115,7 +115,7 @@ def serial_of(disk: Path) -> str:
             return page.read_bytes()[4:].decode("ascii", "replace").strip(" \0")
         for name in ("device/serial", "serial"):
             if (disk / name).exists():
-                return (disk / name).read_text().strip()
+                return (disk / name).read_text(errors="replace").strip()
     except OSError:
         pass
     return ""

@@ -42,7 +42,7 @@ def _run(*argv: str) -> str:
     if not shutil.which(argv[0], path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
         return ""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

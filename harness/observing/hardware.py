@@ -112,7 +112,9 @@ def thermal_counts(disk: str) -> dict[str, int]:
     for argv in asked if disk.startswith("nvme") else ():
         if shutil.which(argv[0]):
             with suppress(OSError, subprocess.TimeoutExpired):
-                done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
+                done = subprocess.run(
+                    argv, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
+                )
                 if found := parse_thermal(done.stdout):
                     return found
     return {}

@@ -19,11 +19,13 @@ from userblk.harness.machine.blockdev import (
     identify,
     is_there,
     queue_attributes,
+    serial_of,
     zero_fill,
     zero_samples,
 )
 from userblk.harness.machine.prepare import PrepareError, drop_caches, fill_area, kept_cached
 from userblk.harness.machine.teardown import Teardown
+from userblk.harness.observing import environment
 
 SIZE = 16 * MIB
 
@@ -213,3 +215,16 @@ def test_a_node_whose_disk_is_still_to_come_is_not_there(tmp_path: Path) -> None
     assert not is_there(tmp_path / "file") and not is_there(tmp_path / "none") and not is_there("")
     with loop(tmp_path, 1 << 20) as disk:
         assert is_there(disk)
+
+
+def test_a_serial_that_is_not_text(tmp_path: Path) -> None:
+    """Some firmware has any bytes there; nor does what tools print of such a disk end a campaign."""
+    for name, data in (("device/serial", b"S\xe9 1\n"), ("device/vpd_pg80", b"\0\x80\0\x04S\xe9 1")):
+        file = tmp_path / Path(name).name / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(data)
+        assert serial_of(tmp_path / Path(name).name) == "S\ufffd 1"
+    tool = tmp_path / "smartctl"
+    tool.write_text("#!/bin/sh\nprintf 'S\\351 1'\n")
+    tool.chmod(0o755)
+    assert environment._run(str(tool)) == "S\ufffd 1"
