@@ -10,6 +10,8 @@ from pathlib import Path
 
 from .tables import ConfigError, read, read_file
 
+SSH = ["ssh", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]  # a host that is gone is, after a minute
+
 
 @dataclass(frozen=True)
 class Host:
@@ -61,7 +63,7 @@ def load_hosts(name: str) -> Hosts:
         name=table.file,
         userblk=table.text("userblk"),
         directory=table.text("directory") if "directory" in table.values else "/var/lib/userblk",
-        ssh=table.texts("ssh", optional=True) or ["ssh"],
+        ssh=table.texts("ssh", optional=True) or SSH,
         hosts=found,
     )
     table.end(("name", "userblk", "directory", "ssh", "hosts"))

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -167,10 +167,12 @@ def create(
     command: Sequence[str],
     guest: Mapping[str, str] | None = None,
     named: Sequence[str] = (),
+    before: Callable[[Path], None] = lambda directory: None,
 ) -> Path:
     """
     The directory of a new campaign, with plan.json and campaign.json. guest: what the lab's consists of. named: systems
-    and workloads that the user asked for by their names. Raises ConfigError.
+    and workloads that the user asked for by their names. before: writes there what the campaign needs besides; it can
+    be resumed once plan.json is there, which comes last. Raises ConfigError.
     """
     directory = results / plan.campaign
     try:
@@ -213,6 +215,7 @@ def create(
         asked["extra"] = named_extra()
     try:
         write_json(directory / CAMPAIGN, asked)
+        before(directory)
         write_plan(plan, directory)
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)

@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from ..machine.durable import write_json
 from ..model.config import Profile, Suite, SystemConfig
 from ..model.hosts import Host, Hosts
 from ..model.plan import Device, Plan, make_plan, read_plan, write_plan
 from ..model.tables import ConfigError
 from . import archive
 from .campaign import Event, RunnerProcess, create
-from .runner import EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY
+from .runner import EXIT_DONE, EXIT_NOTHING, EXIT_PARTLY, mark_done
 
 FILE = "hosts.json"
 DONE = "DONE"  # in a run's directory that is complete
@@ -96,13 +97,14 @@ def create_all(
     hosts: Hosts, plans: Sequence[Plan], results: Path, command: Sequence[str], named: Sequence[str] = ()
 ) -> Path:
     """The campaign's directory here, with all that is needed to resume it. named: as create()'s. Raises ConfigError."""
-    directory = create(plans[0], results, command, named=named)
-    value = {"schema": SCHEMA, **dataclasses.asdict(hosts)}
-    (directory / FILE).write_text(json.dumps(value, indent=1) + "\n")
-    for plan in plans:
-        (directory / DIRECTORY / plan.host).mkdir(parents=True)
-        write_plan(plan, directory / DIRECTORY / plan.host)
-    return directory
+
+    def write(directory: Path) -> None:
+        write_json(directory / FILE, {"schema": SCHEMA, **dataclasses.asdict(hosts)})
+        for plan in plans:
+            (directory / DIRECTORY / plan.host).mkdir(parents=True)
+            write_plan(plan, directory / DIRECTORY / plan.host)
+
+    return create(plans[0], results, command, named=named, before=write)
 
 
 def read_hosts(directory: Path) -> Hosts:
@@ -220,7 +222,7 @@ class MultiHostCampaign:
             if process.wait():
                 raise ConfigError(f"{self.hosts.name}: {host.address}: its results were not fetched as a whole")
             for mark in done:  # when the rest of the run is here
-                mark.touch()
+                mark_done(mark.parent)
 
     @staticmethod
     def _place(host: Host, path: PurePosixPath) -> Path:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
@@ -20,10 +21,13 @@ from loops import MIB, loop
 from ssh_server import CONFIG, SSHD, await_login, client, reserved_port, write_config
 from userblk.harness.machine import paths, prepare, safety
 from userblk.harness.machine.teardown import write_setting
-from userblk.harness.model.config import load_profile
-from userblk.harness.model.hosts import Host, Hosts
+from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.hosts import Host, Hosts, load_hosts
+from userblk.harness.model.plan import Device, Plan, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
-from userblk.harness.running.hosts import MultiHostCampaign, exit_code_of_all
+from userblk.harness.running import campaign
+from userblk.harness.running import hosts as hosts_module
+from userblk.harness.running.hosts import MultiHostCampaign, create_all, exit_code_of_all, read_hosts
 
 SIZE = 2048 * MIB  # as much as the profile uses
 
@@ -136,6 +140,68 @@ def test_a_fetch_that_breaks_off_leaves_no_half_of_a_run_as_done(tmp_path: Path)
     assert not (here / "red/second/DONE").exists()
     # The other is there as a whole; it counts again when all has come.
     assert (here / "red/first/summary.json").read_bytes() == (there / "red/first/summary.json").read_bytes()
+
+
+def test_a_fetched_run_is_kept_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there/red/run").mkdir(parents=True)
+    for name in ("DONE", "summary.json"):
+        (tmp_path / "there/red/run" / name).write_text("{}")
+    ssh = ["sh", "-c", f"tar -C '{tmp_path}/there' -cf - ."]
+    host = Host(id="red", address="red", devices={}, confirm={})
+    hosts = Hosts(name="two", userblk="/", directory="/", ssh=ssh, hosts=[host])
+    done = tmp_path / "here/red/run/DONE"
+    synced: list[tuple[str, bool]] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{fd}")).name, done.exists()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    MultiHostCampaign(hosts, tmp_path / "here", lambda name, event: None)._fetch(host, "there")
+    assert ("summary.json", False) in synced and ("run", True) in synced
+
+
+def a_plan(host: str) -> Plan:
+    return make_plan(
+        suite=load_suite("bdus-block"), profile=load_profile("quick"), systems=[load_system("native")],
+        devices=[Device("sata", "/dev/none", "1")], campaign="c", build="b", host=host, repetitions=1,
+    )  # fmt: skip
+
+
+def test_a_campaign_is_one_of_several_hosts_as_soon_as_it_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill before left one that resume took for a campaign of this machine, with its disks of these names."""
+    hosts = load_hosts(str(write_hosts(tmp_path, [], {"red": "/dev/x", "blue": "/dev/x"})))
+    there: list[list[str]] = []
+
+    def write(plan: Plan, directory: Path) -> Path:
+        there.append(sorted(str(path.relative_to(directory)) for path in directory.rglob("*.json")))
+        return write_plan(plan, directory)
+
+    monkeypatch.setattr(campaign, "write_plan", write)
+    create_all(hosts, [a_plan("red"), a_plan("blue")], tmp_path / "results", ["userblk"])
+    assert there == [["campaign.json", "hosts.json", "hosts/blue/plan.json", "hosts/red/plan.json"]]
+    assert hosts == read_hosts(tmp_path / "results/c")
+
+
+def test_a_campaign_of_several_hosts_that_cannot_be_kept_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(plan: Plan, directory: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(hosts_module, "write_plan", fail)
+    hosts = load_hosts(str(write_hosts(tmp_path, [], {"red": "/dev/x"})))
+    with pytest.raises(ConfigError, match="No space left on device; name a directory with room"):
+        create_all(hosts, [a_plan("red")], tmp_path / "results", ["userblk"])
+    assert not list((tmp_path / "results").iterdir())
+
+
+def test_a_host_that_is_gone_is_noticed(tmp_path: Path) -> None:
+    """ssh itself waits for hours."""
+    assert "ServerAliveInterval=15" in load_hosts(str(write_hosts(tmp_path, [], {"red": "/dev/x"}))).ssh
 
 
 def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
