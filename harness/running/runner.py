@@ -418,8 +418,10 @@ class Runner:
                     self.failed(entry, f"{system.name} on {device.path}: {error}")
                 return
             finally:
-                self.teardown.unwind(mark)
-                self.keep_counters(directory)
+                try:
+                    self.teardown.unwind(mark)
+                finally:
+                    self.keep_counters(directory)
 
     # ---- one run ----------------------------------------------------------------------
 

@@ -120,9 +120,11 @@ class StoreRunner(Runner):
             for entry in left:
                 self.failed(entry, f"{system.name} over {entry.device}: {error}")
         finally:
-            self.teardown.unwind(mark)
-            recorder.save()
-            self.keep_counters(directory)
+            try:
+                self.teardown.unwind(mark)
+            finally:
+                recorder.save()
+                self.keep_counters(directory)
 
     def bring_up(self, first: Entry, system: SystemConfig, recorder: Recorder) -> Store | None:
         """The store of a block. Raises BringUpError, CommandError."""
@@ -177,14 +179,14 @@ class StoreRunner(Runner):
         problems: list[str] = []
         recorder = Recorder(directory)
         size = self.size_of(workload)
-        served = self.start(system, store, size, False, recorder)
-        job = (
-            self.on_files(entry, workload, served, directory)
-            if workload.on_files
-            else self.on_device(entry, workload, served, directory)
-        )
-        started = now()
         try:
+            served = self.start(system, store, size, False, recorder)
+            job = (
+                self.on_files(entry, workload, served, directory)
+                if workload.on_files
+                else self.on_device(entry, workload, served, directory)
+            )
+            started = now()
             with Sampler([], served.server.pid, profile.interval_ms / 1e3) as sampler:
                 others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()

@@ -27,6 +27,7 @@ from userblk.harness.engines.fio import read_report
 from userblk.harness.engines.store import StoreResult
 from userblk.harness.machine.paths import CONFIGS, HOST_BUILD, PYTHON_PATH
 from userblk.harness.machine.subprocesses import Process, Recorder
+from userblk.harness.machine.teardown import TeardownError
 from userblk.harness.model import source
 from userblk.harness.model.config import Workload, load_profile, load_suite, load_system
 from userblk.harness.model.parts import ENGINES
@@ -568,3 +569,34 @@ def test_a_store_that_is_full_is_the_reason(hangs: bool, tmp_path: Path, monkeyp
     assert summary["valid"] is False and summary["metrics"] == {} and summary["duration_s"] == 6.0
     assert runner.counts["invalid"] == 1 and hung_up.exists() is hangs
     assert servers_of_runs[0].poll() == 1 and runner.teardown.steps == []
+
+
+def test_what_was_run_is_kept_of_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose files cannot be made, and a block whose teardown fails."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    plan = files_plan(systems=("s3-nbd",))
+    write_plan(plan, tmp_path)
+    runner = store_runner.StoreRunner(plan, tmp_path)
+
+    def start(system: object, store: object, size: int, create: bool, recorder: Recorder) -> Served:
+        recorder.run(["true"], timeout=LIMIT)
+        return Served(["disk"], recorder.spawn(["true"]), runner.teardown, runner.teardown.mark())
+
+    def fails(*_: object) -> None:
+        raise TeardownError("something stays")
+
+    monkeypatch.setattr(runner, "start", start)
+    monkeypatch.setattr(runner, "on_files", lambda *_: Recorder(tmp_path / "p").run(["false"], timeout=LIMIT))
+    runner.run_one(plan.entries[0], plan.systems["s3-nbd"], None, "0.1")
+    assert runner.counts["failed"] == 1
+
+    def kept(directory: Path) -> list[str]:
+        return [record["name"] for record in json.loads((directory / "commands.json").read_text())]
+
+    assert kept(tmp_path / plan.directory(plan.entries[0])) == ["true", "true"]
+    monkeypatch.setattr(runner, "bring_up", lambda first, system, recorder: recorder.run(["false"], timeout=LIMIT))
+    monkeypatch.setattr(runner.teardown, "unwind", fails)
+    with pytest.raises(TeardownError, match="something stays"):
+        runner.run_block(0, [plan.entries[0]])
+    assert kept(tmp_path / "blocks/0.1") == ["false"] and (tmp_path / "blocks/0.1/counters.json").exists()
