@@ -151,7 +151,7 @@ def _partuuid(path: str) -> str:
     argv = ["blkid", "--probe", "--output", "value", "--match-tag", "PART_ENTRY_UUID", path]
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
-    except OSError:
+    except (OSError, subprocess.TimeoutExpired):
         return ""
 
 

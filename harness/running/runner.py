@@ -262,7 +262,15 @@ class Runner:
             except interrupt.Interrupted as reason:
                 self.interrupted = True
                 code = 128 + reason.number
-            except (Refused, TeardownError, BringUpError, PrepareError, FileSystemError, Stopped) as error:
+            except (
+                Refused,
+                TeardownError,
+                BringUpError,
+                PrepareError,
+                FileSystemError,
+                Stopped,
+                subprocess.TimeoutExpired,
+            ) as error:
                 code = self.stopped(error)
             except OSError as error:
                 if not (stop := cannot_keep(error, self.directory)):
@@ -411,7 +419,7 @@ class Runner:
                     while pending and not running.server_died():
                         filled = self.run_entry(pending[0], running, directory.name, filled)
                         pending.pop(0)
-            except (BringUpError, CommandError, PrepareError, OSError) as error:
+            except (BringUpError, CommandError, PrepareError, subprocess.TimeoutExpired, OSError) as error:
                 if cannot_keep(error, self.directory):
                     raise
                 for entry in pending:
@@ -525,6 +533,7 @@ class Runner:
             FileSystemError,
             BringUpError,
             perf.PerfError,
+            subprocess.TimeoutExpired,
             OSError,
         ) as error:
             self.stop_if_lost(error, directory)

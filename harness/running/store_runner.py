@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -114,7 +115,7 @@ class StoreRunner(Runner):
                 dirty = self.run_one(left[0], system, store, directory.name)
                 left.pop(0)
                 filled = not dirty or (store is not None and bool(left) and store.reset())
-        except (ConfigError, BringUpError, CommandError, OSError) as error:
+        except (ConfigError, BringUpError, CommandError, subprocess.TimeoutExpired, OSError) as error:
             if cannot_keep(error, self.directory):
                 raise
             for entry in left:
@@ -160,7 +161,15 @@ class StoreRunner(Runner):
                 summary = self.measure_one(entry, workload, system, store, block, directory)
             finally:
                 self.teardown.unwind(mark)
-        except (CommandError, WorkloadError, BringUpError, FileSystemError, PrepareError, OSError) as error:
+        except (
+            CommandError,
+            WorkloadError,
+            BringUpError,
+            FileSystemError,
+            PrepareError,
+            subprocess.TimeoutExpired,
+            OSError,
+        ) as error:
             self.stop_if_lost(error, directory)
             self.failed(entry, str(error))
             return True

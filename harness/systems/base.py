@@ -292,7 +292,10 @@ def module_there(name: str) -> bool:
     if not modprobe:
         return False
     argv = [modprobe, "--dry-run", "--quiet", name]
-    return not subprocess.run(argv, capture_output=True, timeout=PATIENCE, check=False).returncode
+    try:
+        return not subprocess.run(argv, capture_output=True, timeout=PATIENCE, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def await_up(what: str, condition: Callable[[], bool], process: Process | None = None) -> None:

@@ -22,7 +22,7 @@ from userblk import __version__
 from userblk.analysis.summaries import load_campaign
 from userblk.harness.engines import Result, fio
 from userblk.harness.engines.base import Run
-from userblk.harness.machine import paths, prepare, safety
+from userblk.harness.machine import blockdev, paths, prepare, safety
 from userblk.harness.machine.blockdev import identify
 from userblk.harness.machine.prepare import dirty_limits
 from userblk.harness.machine.safety import Refused
@@ -32,8 +32,10 @@ from userblk.harness.model.plan import Plan, estimate, read_plan, write_plan
 from userblk.harness.observing.environment import programs
 from userblk.harness.observing.host_load import OtherPrograms
 from userblk.harness.running import measuring
+from userblk.harness.running import runner as runner_module
 from userblk.harness.running.measuring import NO_SAMPLES
 from userblk.harness.running.runner import Runner
+from userblk.harness.systems import base
 from waiting import wait_until
 
 
@@ -400,6 +402,33 @@ def test_an_interrupt_once_the_workload_has_started_ends_it(
     with interrupts():
         assert Runner(plan, tmp_path / "c").run() == 128 + signal.SIGINT
     assert ended and not any(ended)
+
+
+@pytest.mark.parametrize("step", ["load_modules", "bring_up", "measure"])
+def test_a_command_of_the_machine_that_takes_too_long_is_told(
+    step: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as modprobe: it ends the campaign where nothing can run, else what needs it."""
+
+    def fail(*_: object) -> None:
+        raise subprocess.TimeoutExpired(["modprobe", "nbd"], 60)
+
+    plan = plan_for(device, tmp_path / "c", workloads=WORKLOADS[:1])
+    monkeypatch.setattr(Runner if step == "measure" else runner_module, step, fail)
+    assert Runner(plan, tmp_path / "c").run() == 1
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (said,) = [event.get("text") or event["reason"] for event in events if event["event"] in ("note", "entry-failed")]
+    assert said.endswith("Command '['modprobe', 'nbd']' timed out after 60 seconds")
+
+
+def test_what_identifies_a_partition_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(argv: list[str], timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert blockdev._partuuid("/dev/none") == ""
+    monkeypatch.setattr(base, "find_program", lambda name: name)
+    assert not base.module_there("userblk-none")
 
 
 def test_another_device_than_the_planned_one_is_refused(device: str, tmp_path: Path) -> None:
