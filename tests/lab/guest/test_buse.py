@@ -147,7 +147,7 @@ def test_mounted_and_served_disks_are_refused(start: Start, mountpoint: Path, tm
     run(["mount", disk, mountpoint])
     refused: list[tuple[list[str], str]] = [
         ([f"--disk={disk}", "null", "size=1M"], "in use"),
-        ([f"--disk={disk}", "passthrough", f"file={tmp_path / 'made'}", "size=1M"], "in use"),
+        ([f"--disk={disk}", "passthrough", f"file={tmp_path / 'made'}", "size=1M", "direct=off"], "in use"),
         (["--disk=/dev/nbd15x", "null", "size=1M"], "name /dev/nbdN"),
         ([f"--disk={NVME}", "null", "size=1M"], "name /dev/nbdN"),
         (["--disk=/dev/nbd999", "null", "size=1M"], "does not exist"),
