@@ -81,11 +81,13 @@ bool appends(const struct fuse_file_info *fi)
 	return (fi->flags & O_APPEND) && !fi->writepage && !session.writeback;
 }
 
-static void close_files(int fd, int direct_fd)
+/* -1: none. */
+static void close_files(int fd, int other_fd)
 {
-	if (direct_fd != -1)
-		close(direct_fd);
-	close(fd);
+	if (other_fd != -1)
+		close(other_fd);
+	if (fd != -1)
+		close(fd);
 }
 
 /* ---- open, create, release ---- */
@@ -269,10 +271,7 @@ static void end_writing(struct inode *inode, const struct fuse_file_info *fi)
 	if (last)
 		atomic_store(&inode->plain_fd, 0);
 	inode_unlock(inode);
-	if (last && plain_fd != -1 && plain_fd != fd)
-		close(plain_fd);
-	if (last || plain_fd != fd)
-		close(fd);
+	close_files(last || plain_fd != fd ? fd : -1, last && plain_fd != fd ? plain_fd : -1);
 }
 
 /* Makes fi ready to be answered: fd and direct_fd belong to it from now on. */
@@ -309,12 +308,9 @@ static void undo_open(struct inode *inode, const struct fuse_file_info *fi)
 	if (fs.passthrough)
 		end_passthrough(inode);
 #endif
-	if (file_direct_fd(fi) != -1)
-		close(file_direct_fd(fi));
+	close_files(may_dirty(fi) ? -1 : file_fd(fi), file_direct_fd(fi));
 	if (may_dirty(fi))
 		end_writing(inode, fi);
-	else
-		close(file_fd(fi));
 }
 
 /* Opens a known inode, a regular file. */
