@@ -26,7 +26,7 @@ from ..model.plan import Entry, Plan, read_plan, write_plan
 from ..model.tables import ConfigError
 from ..observing import instructions, perf_script
 from ..running import explain_runner
-from ..running.campaign import prepare_lab
+from ..running.campaign import check_model, prepare_lab
 from ..running.explain_runner import DATA, KALLSYMS, PASSES, PLAIN, SAMPLED, SIDES, TRACED
 from ..running.runner import valid_summary
 from . import progress
@@ -68,8 +68,7 @@ def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequen
     """
     if not plan.model:
         raise ConfigError(f"campaign={plan.campaign}: was not simulated; run one in the lab with --clock virtual")
-    if plan.model != model:
-        raise ConfigError(f"campaign={plan.campaign}: was simulated by {plan.model}; the lab has {model}; run it again")
+    check_model(plan, model)
     known = {"device": plan.devices, "workload": dict.fromkeys(one.id for one in plan.suite.workloads)}
     for name, value in (("device", device), ("workload", workload)):
         if value not in known[name]:

@@ -32,6 +32,7 @@ from ..running.campaign import (
     EXTRA_DIRECTORY,
     Event,
     RunnerProcess,
+    check_model,
     create,
     named_extra,
     prepare_lab,
@@ -113,26 +114,21 @@ def resume_command(args: argparse.Namespace) -> int:
     if hosts.is_one(directory):
         return carry_out_hosts(directory, args.json)
     plan = read_plan(directory / "plan.json")
-    check_model(plan)
+    check_present_model(plan)
     if line := take_extra(plan, directory):
         say(line)
     prepare(plan)
     return carry_out(plan, directory, args.json)
 
 
-def check_model(plan: Plan) -> None:
+def check_present_model(plan: Plan) -> None:
     """Are a simulated plan's models those that the lab has? Results say which it is. Raises ConfigError."""
     if not plan.model:
         return
     from userblk.lab.models import model_names  # which only a checkout has
 
     with lab_errors():
-        present = model_names()
-    if plan.model != present:
-        raise ConfigError(
-            f"campaign={plan.campaign}: was simulated by {plan.model}; the lab has {present}; run it again, or use a"
-            " checkout that has those models"
-        )
+        check_model(plan, model_names())
 
 
 def prepare(plan: Plan) -> None:

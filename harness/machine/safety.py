@@ -450,8 +450,8 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
 
     confirm: what confirmation() says, or first_confirmation() where it is asked for the first time. server: of this
     campaign, which has it open, exclusively perhaps, so that cannot be tried; 0: this process or a child has; None:
-    nothing of ours. first: no campaign has used it yet. over: the name of
-    the disk that the campaign's system has made of it; the kernel may hold the device for that one.
+    nothing of ours. first: no campaign has used it yet. over: the name of the disk that the campaign's system has made
+    of it; the kernel may hold the device for that one.
     """
     try:
         device = identify(path)

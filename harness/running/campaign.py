@@ -258,6 +258,15 @@ def take_extra(plan: Plan, directory: Path) -> str:
     return f"{EXTRA_DIRECTORY} is {began}, as when the campaign began."
 
 
+def check_model(plan: Plan, present: str) -> None:
+    """Are a simulated plan's models the present ones? Raises ConfigError."""
+    if plan.model != present:
+        raise ConfigError(
+            f"campaign={plan.campaign}: was simulated by {plan.model}; the lab has {present}; run it again, or use a"
+            " checkout that has those models"
+        )
+
+
 def choices(plan: Plan) -> list[str]:
     """What the paper does not state of the plan's workloads on file systems, what was chosen and why: a line each."""
     if not plan.with_files:

@@ -76,9 +76,8 @@ def up(context: Context) -> Running:
 
     def change(command: str, *words: str) -> int:
         server, _ = start(command, number, *words)
-        teardown.push(
-            "remove_ublk", program=program, number=added["number"], character=character
-        )  # before the server's end
+        # Before the server's end.
+        teardown.push("remove_ublk", program=program, number=added["number"], character=character)
         return server.pid
 
     return Running(

@@ -342,6 +342,15 @@ def started_to_prepare(recorder: Recorder) -> None:
     prepare_by(["sleep", "300"], recorder, Memory(None, 0), Running(NO_DEVICE), LIMIT)
 
 
+def interrupted_child_ends(begin: Callable[[Recorder], None], recorder: Recorder) -> bool:
+    with interrupts(), pytest.raises(Interrupted):
+        begin(recorder)
+    (process,) = recorder.processes
+    ended = not start_time(process.pid)
+    process.end()
+    return ended
+
+
 @pytest.mark.parametrize("begin", [started_by_spawn, started_by_run, started_to_prepare])
 def test_an_interrupt_as_a_command_starts_leaves_no_child(
     begin: Callable[[Recorder], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -353,12 +362,7 @@ def test_an_interrupt_as_a_command_starts_leaves_no_child(
 
     recorder = Recorder(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", Popen)
-    with interrupts(), pytest.raises(Interrupted):
-        begin(recorder)
-    (process,) = recorder.processes
-    ended = not start_time(process.pid)
-    process.end()
-    assert ended
+    assert interrupted_child_ends(begin, recorder)
 
 
 @pytest.mark.parametrize("begin", [started_by_run, started_to_prepare])
@@ -367,12 +371,7 @@ def test_an_interrupt_once_a_command_has_started_leaves_no_child(
 ) -> None:
     recorder = Recorder(tmp_path)
     spawn_and_interrupt(monkeypatch, "sleep")
-    with interrupts(), pytest.raises(Interrupted):
-        begin(recorder)
-    (process,) = recorder.processes
-    ended = not start_time(process.pid)
-    process.end()
-    assert ended
+    assert interrupted_child_ends(begin, recorder)
 
 
 def test_what_is_replaced_is_kept_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
