@@ -56,7 +56,7 @@ void scene_open(struct life *l, bool create)
 
 int scene_put(struct life *l, uint64_t offset, size_t length)
 {
-	static uint8_t data[256 << 10];
+	static uint8_t data[2 << 20];
 	struct iovec iov = {data, length};
 
 	/* What is written does not matter, but that it is not all the same. */
@@ -303,16 +303,20 @@ static uint64_t open_with_reserve(struct life *l)
 static void meet_reserve(void)
 {
 	struct life *l = scene_newcomer();
-	uint64_t at = open_with_reserve(l), objects, bytes;
+	uint64_t at = open_with_reserve(l), length, objects, bytes;
 	const struct s3_volume *v = (const struct s3_volume *)l->device;
 	int r = 0;
 
 	store_totals(&objects, &bytes);
 	store_room(bytes + draw(4) * 48 * KIB);
-	for (; r == 0 && at < RESERVED_SIZE; at += 64 * KIB) {
+	for (; r == 0 && at < RESERVED_SIZE; at += length) {
 		if (draw(8) == 0)
 			flush_by_reserve(l, "of writes");
-		r = scene_put(l, at, 64 * KIB);
+		/* Also one that waits for memory when the store is full. */
+		length = draw(8) ? 64 * KIB : (1 + draw(32)) * 64 * KIB;
+		if (length > RESERVED_SIZE - at)
+			length = RESERVED_SIZE - at;
+		r = scene_put(l, at, length);
 	}
 	if (r != -ENOSPC)
 		sim_fail("full", "the store is full, and a write answers: %s", strerror(-r));

@@ -103,6 +103,38 @@ static void test_a_full_store_is_freed(void **state)
 	fake_store_reset();
 }
 
+/* More than the memory of the volume takes at once, whose result it returns. */
+static void *write_large(void *opaque)
+{
+	static uint8_t data[8 * MIB];
+
+	return (void *)(intptr_t)device_write(opaque, data, sizeof data, 64 * MIB, 0);
+}
+
+/* A write that waits for memory when the store is full takes nothing of the reserve. */
+static void test_a_write_that_waits_in_a_full_store(void **state)
+{
+	struct device d;
+	pthread_t writer;
+	void *result;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	fake_store_hold(S3_PUT, "/log/32/");
+	assert_int_equal(pthread_create(&writer, NULL, write_large, &d), 0);
+	WAIT_UNTIL(device_counter(&d, "stalls") > 0, "it does not wait");
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(writer, &result);
+	assert_int_equal((intptr_t)result, -ENOSPC);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 24 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(device_counter(&d, "store_full"), 1);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void *release_probe(void *opaque)
 {
 	pause_ms(200);
@@ -338,6 +370,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_full_store_is_freed),
+		cmocka_unit_test(test_a_write_that_waits_in_a_full_store),
 		cmocka_unit_test(test_a_reserve_that_is_being_put),
 		cmocka_unit_test(test_an_end_beside_a_reserve),
 		cmocka_unit_test(test_a_refusal_from_before_the_room),

@@ -59,19 +59,31 @@ static void sum(const struct s3_volume *v, const struct place *place)
 		place->batch->crcs[place->first + i] = s3_crc32c(0, data, v->block_size);
 }
 
+/* Does a full store refuse it? What space there is is for those that free some. */
+static bool refused(const struct s3_write *w)
+{
+	return s3_log_has_data(w) && atomic_load(&w->v->refused) == -ENOSPC;
+}
+
 /*
  * A place for up to count blocks of data at lba. With expect only if the block still
  * is where that says. DONE, STALLED, CHANGED or negative errno.
  */
-static int reserve(struct s3_volume *v, uint64_t lba, uint64_t count, const struct s3_run *expect,
-	bool queued, struct place *place)
+static int reserve(struct s3_write *w, uint64_t lba, uint64_t count, const struct s3_run *expect,
+	struct place *place)
 {
+	struct s3_volume *v = w->v;
 	struct s3_batch *b;
 	struct s3_run now;
 	int r;
 
 	pthread_mutex_lock(&v->lock);
-	r = v->stalled && !queued ? S3_LOG_STALLED : s3_log_make_room(v, true, 1);
+	r = v->stalled && !w->on_heap ? S3_LOG_STALLED : 0;
+	/* Also one that has waited: the reserve has room for what was in memory by then. */
+	if (refused(w))
+		r = -ENOSPC;
+	if (r == 0)
+		r = s3_log_make_room(v, true, 1);
 	if (r == S3_LOG_DONE && !inside(v, lba + count))
 		r = -ENOSPC;
 	if (r == S3_LOG_DONE && expect) {
@@ -168,7 +180,7 @@ static int append_blocks(struct s3_write *w)
 	if (w->lba < w->end && !s3_log_has_data(w))
 		return append_zero(w);
 	while (r == S3_LOG_DONE && w->lba < w->end) {
-		r = reserve(v, w->lba, w->end - w->lba, NULL, w->on_heap, &place);
+		r = reserve(w, w->lba, w->end - w->lba, NULL, &place);
 		if (r)
 			break;
 		s3_iov_copy(w->request->iov, (w->lba << v->shift) - w->request->offset,
@@ -261,7 +273,7 @@ static int append_edge(struct s3_write *w)
 	uint32_t from, bytes;
 	uint64_t lba = edge_part(w, &from, &bytes);
 	struct place place;
-	int r = reserve(v, lba, 1, &w->edge_run, w->on_heap, &place);
+	int r = reserve(w, lba, 1, &w->edge_run, &place);
 	uint8_t *data;
 
 	if (r)
@@ -395,8 +407,7 @@ void s3_write(struct s3_volume *v, struct backend_request *request)
 
 	if (r == 0)
 		r = atomic_load(&v->failed);
-	/* What space there is is for those that free some. */
-	if (r == 0 && s3_log_has_data(&w) && atomic_load(&v->refused) == -ENOSPC)
+	if (r == 0 && refused(&w))
 		r = -ENOSPC;
 	if (r) {
 		request->done(request, r);
