@@ -26,7 +26,7 @@ from ..model.plan import Entry, Plan, read_plan, write_plan
 from ..model.tables import ConfigError
 from ..observing import instructions, perf_script
 from ..running import explain_runner
-from ..running.campaign import check_model, prepare_lab
+from ..running.campaign import check_model, prepare_lab, take_guest
 from ..running.explain_runner import DATA, KALLSYMS, PASSES, PLAIN, SAMPLED, SIDES, TRACED
 from ..running.runner import valid_summary
 from . import progress
@@ -166,10 +166,11 @@ def explained(plan: Plan, directory: Path, system: str, speed: int) -> Explained
 def explain_command(args: argparse.Namespace) -> int:
     campaign = find_campaign(args.campaign, args.results)
     model, speed = _model()
-    plan = narrowed(
-        read_plan(campaign / "plan.json"), model, args.device, args.workload, list_of("system", args.system)
-    )
+    whole = read_plan(campaign / "plan.json")
+    plan = narrowed(whole, model, args.device, args.workload, list_of("system", args.system))
     _check(plan)
+    for line in take_guest(whole, campaign):
+        say(line)
     check_kernel(campaign, lab_tree(plan).release)
     directory = campaign / DIRECTORY / f"{args.device}-{args.workload}"
     prepare_lab(plan)

@@ -30,6 +30,7 @@ from ..running import hosts
 from ..running.campaign import (
     CAMPAIGN,
     EXTRA_DIRECTORY,
+    KERNEL,
     Event,
     RunnerProcess,
     check_model,
@@ -37,7 +38,7 @@ from ..running.campaign import (
     named_extra,
     prepare_lab,
     runner_argv,
-    take_extra,
+    take_guest,
 )
 from ..running.guests import Guests
 from ..running.runner import EXIT_PARTLY, cannot_keep
@@ -97,7 +98,8 @@ def detached(directory: Path) -> int:
     log = directory / LOG
     argv = [sys.executable, os.path.abspath(sys.argv[0]), "resume", str(directory)]
     env = dict(os.environ)
-    env.pop(EXTRA_DIRECTORY, None)  # a path from here; the campaign has kept it
+    for variable in (EXTRA_DIRECTORY, KERNEL):  # may be paths from here; the campaign has kept them
+        env.pop(variable, None)
     with log.open("wb") as stream:
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True, cwd="/", env=env
@@ -115,7 +117,7 @@ def resume_command(args: argparse.Namespace) -> int:
         return carry_out_hosts(directory, args.json)
     plan = read_plan(directory / "plan.json")
     check_present_model(plan)
-    if line := take_extra(plan, directory):
+    for line in take_guest(plan, directory):
         say(line)
     prepare(plan)
     return carry_out(plan, directory, args.json)

@@ -41,7 +41,7 @@ CLOCKS = (VIRTUAL, "real")  # of the lab's guest
 LAB_DISKS = {"sata": "$LAB_SATA", "nvme": "$LAB_NVME"}
 SERIALS = {"virtual": "MODEL", "real": "LAB"}  # and the disk's name in capitals
 LAB_BUILD = f"build/{os.environ.get('LAB_RELEASE') or 'trixie'}"
-EXTRA_DIRECTORY = "LAB_EXTRA"  # of the environment
+EXTRA_DIRECTORY, KERNEL = "LAB_EXTRA", "LAB_KERNEL"  # of the environment
 PAPER = "paper"  # the profile of full size
 CONTROL = "native-control"  # the system that is compared with native although there is no difference
 LAB_DISK_BYTES = 4 << 30  # the lab's defaults
@@ -213,6 +213,7 @@ def create(
         asked["machine"] = environment.snapshot()
         asked["guest"] = guest
         asked["extra"] = named_extra()
+        asked["kernel"] = named_kernel()
     try:
         write_json(directory / CAMPAIGN, asked)
         before(directory)
@@ -229,18 +230,30 @@ def named_extra() -> str:
     return os.path.abspath(found) if found else ""
 
 
-def take_extra(plan: Plan, directory: Path) -> str:
+def named_kernel() -> str:
+    """The lab's kernel: one of its names, or a directory of the user's own."""
+    from userblk.lab import KERNELS  # which only a checkout has
+
+    found = os.environ.get(KERNEL) or KERNELS[0]
+    return found if found in KERNELS else os.path.abspath(found)
+
+
+def take_guest(plan: Plan, directory: Path) -> list[str]:
     """
-    The campaign goes on with the directory that it began with: a line that says so where this was not asked for, else
-    "". Raises ConfigError.
+    The campaign goes on with the directory and the kernel that it began with: a line for each where this was not asked
+    for. Raises ConfigError.
     """
     file = directory / CAMPAIGN
     if not plan.emulated or not file.exists():
-        return ""
+        return []
     try:
         asked = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
+    return [line for line in (_take_extra(asked), _take_kernel(asked)) if line]
+
+
+def _take_extra(asked: Mapping[str, Any]) -> str:
     began, now = asked.get("extra"), named_extra()
     if began is None:  # by a version that kept no more than that there was one
         if "extra_image" in (asked.get("guest") or {}) and not now:
@@ -256,6 +269,16 @@ def take_extra(plan: Plan, directory: Path) -> str:
         raise ConfigError(f"{EXTRA_DIRECTORY} is not set, and {began} of the campaign is gone; set it to where that is")
     os.environ[EXTRA_DIRECTORY] = began
     return f"{EXTRA_DIRECTORY} is {began}, as when the campaign began."
+
+
+def _take_kernel(asked: Mapping[str, Any]) -> str:
+    began, now = asked.get("kernel"), named_kernel()
+    if began is None or now == began:  # by a version that did not keep it
+        return ""
+    if os.environ.get(KERNEL):
+        raise ConfigError(f"{KERNEL}={os.environ[KERNEL]}: the campaign began with {began}; leave it out")
+    os.environ[KERNEL] = began
+    return f"{KERNEL} is {began}, as when the campaign began."
 
 
 def check_model(plan: Plan, present: str) -> None:

@@ -98,7 +98,10 @@ class Guests:
         """The exit code that one runner of all would have, or that of a guest which died."""
         if self._odd:
             return self._odd
-        return exit_code(self._counts, self._skipped)
+        code = exit_code(self._counts, self._skipped)
+        known = ("done", "invalid", "failed", "left_out")  # "full" is one of those that failed
+        lost = len(self._plan.entries) - self._skipped - sum(self._counts[name] for name in known)
+        return EXIT_PARTLY if code == EXIT_DONE and lost else code  # of guests that stopped before them
 
     def stop(self) -> None:
         """End all guests; what they brought up ends with them."""

@@ -26,7 +26,7 @@ from userblk.harness.model import config, tables
 from userblk.harness.model.config import Requires, SystemConfig
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running import archive
-from userblk.harness.running.campaign import create, take_extra
+from userblk.harness.running.campaign import create, take_guest
 from waiting import wait_until
 
 
@@ -273,12 +273,12 @@ def test_a_campaign_goes_on_with_the_directory_that_it_began_with(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAB_EXTRA", "mine")
     directory = create(plan, tmp_path / "results", ["userblk", "run"])
-    assert take_extra(plan, directory) == ""
+    assert take_guest(plan, directory) == []
     monkeypatch.setenv("LAB_EXTRA", str(other))
-    assert take_extra(plan, directory) == f"LAB_EXTRA is {other}; the campaign began with {mine}."
+    assert take_guest(plan, directory) == [f"LAB_EXTRA is {other}; the campaign began with {mine}."]
     monkeypatch.delenv("LAB_EXTRA")
     monkeypatch.chdir("/")
-    assert take_extra(plan, directory) == f"LAB_EXTRA is {mine}, as when the campaign began."
+    assert take_guest(plan, directory) == [f"LAB_EXTRA is {mine}, as when the campaign began."]
     assert os.environ["LAB_EXTRA"] == str(mine)
     monkeypatch.delenv("LAB_EXTRA")
     mine.rmdir()
@@ -296,6 +296,24 @@ def test_a_campaign_goes_on_with_the_directory_that_it_began_with(
     older = userblk("resume", str(directory))
     line = "userblk: LAB_EXTRA is not set, but the campaign began with it; set it as it was then\n"
     assert (older.returncode, older.stderr) == (2, line)
+
+
+def test_a_campaign_goes_on_with_the_kernel_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, plan = tmp_path / "mine", small_plan()
+    mine.mkdir()
+    monkeypatch.chdir(tmp_path)
+    for named, kept in (("backports", "backports"), ("mine", str(mine))):
+        monkeypatch.setenv("LAB_KERNEL", named)
+        directory = create(plan, tmp_path / named / "results", ["userblk", "run"])
+        assert take_guest(plan, directory) == []
+        monkeypatch.setenv("LAB_KERNEL", "stable")
+        with pytest.raises(ConfigError, match=f"LAB_KERNEL=stable: the campaign began with {kept}; leave it out"):
+            take_guest(plan, directory)
+        monkeypatch.delenv("LAB_KERNEL")
+        assert take_guest(plan, directory) == [f"LAB_KERNEL is {kept}, as when the campaign began."]
+        assert os.environ["LAB_KERNEL"] == kept
+    monkeypatch.delenv("LAB_KERNEL")
+    assert take_guest(plan, create(plan, tmp_path / "results", ["userblk", "run"])) == []
 
 
 def test_a_table_tells_that_its_campaign_was_resumed_with_something_else(tmp_path: Path) -> None:

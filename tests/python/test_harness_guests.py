@@ -35,6 +35,10 @@ emit("environment", warnings=[], found={"kernel": (directory / "kernel").read_te
 if plan["entries"][0]["block"] == dies:
     sys.exit(125)
 counts = {"done": 0, "invalid": 0, "failed": 0, "full": 0, "left_out": 0}
+if (directory / f"stops-{plan['entries'][0]['system']}").exists():
+    emit("note", text="the campaign stops: kernel module m cannot be loaded: no message")
+    emit("end", **counts, interrupted=False)
+    sys.exit(1)
 for entry in plan["entries"]:
     if entry["system"] == absent:
         counts["left_out"] += 1
@@ -130,6 +134,18 @@ def test_a_guest_that_dies_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     block = next(entry.block for entry in plan.entries if entry.system == "native")
     events, code = play(monkeypatch, directory, plan, dies=block)
     assert code == 125 and events[-1]["done"] == 6
+
+
+def test_a_guest_that_stops_before_its_runs_is_not_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As one whose kernel lacks a module of a system of ours."""
+    directory = tmp_path / "c"
+    plan = plan_in(directory, 1, 1)
+    (directory / "stops-nbdkit").touch()
+    events, code = play(monkeypatch, directory, plan)
+    assert code == 3 and events[-1]["done"] == 4
+    assert any("kernel module m cannot be loaded" in str(event.get("text")) for event in events)
+    (directory / "stops-nbdkit").unlink()
+    assert play(monkeypatch, directory, plan)[1] == 0
 
 
 def test_a_block_is_run_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
