@@ -20,7 +20,7 @@ from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.safety import contents
 from ..machine.tuning import cpu_list
-from ..model import config
+from ..model import config, tables
 from ..model.config import VIRTUAL, Profile, Suite, Workload
 from ..model.hosts import Hosts, load_hosts
 from ..model.parts import ENGINES, FILL_BYTES_PER_S
@@ -512,7 +512,9 @@ def remote_place(plan: Plan) -> Place:
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--suite", default="bdus-block", help="a suite of configs/suites (default: %(default)s)")
+    parser.add_argument(
+        "--suite", default="bdus-block", help=f"one of {', '.join(tables.names('suites'))} (default: %(default)s)"
+    )
     parser.add_argument(
         "--profile",
         default=DEFAULT_PROFILE,
