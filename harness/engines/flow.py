@@ -164,6 +164,7 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
 
     problems, warnings = [], []
     end, lost = report["end"], report["threads_without_file"]
+    idle = lost + report["threads_finished"]
     ran = f"after {report['duration_s']:.1f} s of {full + planned:g} s"
     if end == "early":
         problems.append(f"{ran}, {lost} threads had no file left; give the workload more files")
@@ -172,8 +173,8 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
     elif done and report["duration_s"] < full + 0.9 * planned:
         instead = f", of which {begin:.1f} s were discarded instead of {full:g}" if ramp < full else ""
         warnings.append(f"early end: {ran}, all files were finished{instead}")
-    elif end == "time" and lost:
-        warnings.append(f"idle threads: {lost} of {report['threads']} had no file left before the end")
+    elif end == "time" and idle:
+        warnings.append(f"idle threads: {idle} of {report['threads']} had nothing left to do before the end")
     if report["original"]:
         problems.append("ran with --original")
     problems_of_writes, warnings_of_writes = _unfinished(report.get("summary", {}))

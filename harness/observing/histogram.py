@@ -30,7 +30,7 @@ def merged(histograms: Iterable[Mapping[Name, int]]) -> Bins:
 
 def percentile(bins: Bins, percent: float) -> float:
     """By nearest rank, in the unit of the bins; 0 without a value."""
-    wanted, seen = percent / 100 * sum(bins.values()), 0
+    wanted, seen = percent * sum(bins.values()) / 100, 0
     for value in sorted(bins):
         seen += bins[value]
         if seen >= wanted:
@@ -66,7 +66,7 @@ def distribution(bins: Bins, percents: Sequence[float]) -> list[float | None]:
     percent = next(wanted, None)
     for value in sorted(bins):
         seen += bins[value]
-        while percent is not None and seen >= percent / 100 * total:
+        while percent is not None and seen >= percent * total / 100:
             values.append(float(value) if total * (1 - percent / 100) >= BEYOND - 1e-9 else None)
             percent = next(wanted, None)
     return values + [None] * (len(percents) - len(values))

@@ -36,6 +36,7 @@ from ..systems import Running
 ENVIRONMENT = "environment.json"  # in the directory of a campaign, and of each run
 FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
 STEAL_LIMIT = 1.0  # %
+CACHE_LIMIT = 1.1  # times what its disk has read
 CLOCK_STEP = 0.1  # s by which the clock may be set during a run without a word
 SERVER_PATIENCE = 30  # s that a workload may take to end once its device's server is dead
 POLL_S = 0.1
@@ -106,6 +107,15 @@ def steal_warnings(use: Use | None) -> list[str]:
     if use is None or use.steal_percent <= STEAL_LIMIT:
         return []
     return [f"steal: {use.steal_percent:.1f} % of the CPU time went to other machines"]
+
+
+def cache_warnings(rw: str, mbps: float, use: Use | None) -> list[str]:
+    """The warning about random reads, of so many MB/s, that found in the page cache what was read before. rw: fio's."""
+    read = use.disks[-1].read_mbps if use and use.disks else 0.0
+    if rw != "randread" or not read or mbps <= CACHE_LIMIT * read:
+        return []
+    share = 100 * (1 - read / mbps)
+    return [f"page cache: {share:.0f} % of what was read came from memory; give the workload larger files"]
 
 
 def costs(use: Use, operations: float, speed: int = 0) -> dict[str, float]:
@@ -341,6 +351,7 @@ class Measurement:
             self.problems.append(NO_SAMPLES)
         self.warnings += steal_warnings(use)
         self.warnings += steady_warnings(result.warm_up)
+        self.warnings += cache_warnings(self.run.workload.rw, result.throughput_mbps, use)
         if watched.sampled:
             who = sides(self.job, self.run.running, self.run.device)
             keep_stacks(self.run.directory, watched.sampled, who, (begin, end), result.operations)

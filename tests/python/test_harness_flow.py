@@ -13,6 +13,8 @@ import pytest
 from userblk.harness.engines import WorkloadError, flow
 from userblk.harness.model.config import Workload, load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan
+from userblk.harness.observing.samplers import DiskUse, Use
+from userblk.harness.running.measuring import cache_warnings
 
 QUICK = load_profile("quick")
 PROFILE = dataclasses.replace(QUICK, files=dataclasses.replace(QUICK.files, ramp_s=1, runtime_s=2))
@@ -35,6 +37,7 @@ def report(*ends: float, **changes: Any) -> dict[str, Any]:
         "program": "userblk-flow 0.1.0",
         "original": False,
         "threads": 4,
+        "threads_finished": 0,
         "threads_without_file": 0,
         "started_monotonic_s": 100.0,
         "duration_s": ends[-1],
@@ -187,6 +190,70 @@ def test_files_last_for_a_run_in_virtual_time(device: str, name: str, kops: floa
     assert bytes_in_all < 0.8 * plan.profile.files.size[device]
 
 
+@pytest.mark.parametrize("suite", ["bdus-fs", "fuse45", "fuse45-terra"])
+def test_random_reads_seldom_draw_what_is_in_memory(suite: str) -> None:
+    """In virtual time on SATA, of which a run reads so much: 550 MB/s, or what one thread gets in small pieces."""
+    plan = make_plan(
+        suite=load_suite(suite),
+        profile=load_profile("quick", virtual=True),
+        systems=[load_system("native")],
+        devices=[Device("sata", "/dev/null", "A")],
+        campaign="c",
+        build="b",
+    )
+    found = [one for one in plan.suite.workloads if one.rw == "randread"]
+    assert len(found) >= 4
+    for workload in found:
+        rate = 210e6 if workload.threads == 1 and workload.block_size <= 32 << 10 else 550e6
+        values = workload.variables["sata"]
+        read = rate * flow.duration_s(workload, plan.profile.of(workload, "sata"))
+        assert read < 0.15 * values["nfiles"] * values["filesize"], workload.id
+
+
+@pytest.mark.parametrize("suite", ["bdus-fs", "fuse45", "fuse45-terra"])
+@pytest.mark.parametrize("profile", ["quick", "paper"])
+def test_all_mails_are_in_one_directory(suite: str, profile: str) -> None:
+    """Whatever width is drawn for it from a gamma distribution: one in 20,000 is below a thousandth of the mean."""
+    plan = make_plan(
+        suite=load_suite(suite, profile),
+        profile=load_profile(profile),
+        systems=[load_system("native")],
+        devices=[Device("sata", "/dev/null", "A")],
+        campaign="c",
+        build="b",
+    )
+    values = next(one for one in plan.suite.workloads if one.id == "mail-server").variables["sata"]
+    assert values["dirwidth"] == 1000 * values["nfiles"]
+
+
+@pytest.mark.parametrize("device", ["sata", "nvme"])
+@pytest.mark.parametrize("virtual", [False, True])
+def test_smallfiles_are_in_100_directories(device: str, virtual: bool) -> None:
+    plan = make_plan(
+        suite=load_suite("ufs-files"),
+        profile=load_profile("quick", virtual=virtual),
+        systems=[load_system("native")],
+        devices=[Device(device, "/dev/null", "A")],
+        campaign="c",
+        build="b",
+    )
+    for workload in plan.suite.workloads:
+        if workload.id.startswith("smallfile"):
+            values = workload.variables[device]
+            assert values["nfiles"] == 100 * values["dirwidth"], workload.id
+
+
+def test_random_reads_from_memory_are_told() -> None:
+    def used(*read_mbps: float) -> Use:
+        disks = tuple(DiskUse(0.0, one, None, 0.0, 0.0, None, 0.0, 0.0) for one in read_mbps)
+        return Use(1.0, 0.0, 0.0, 0.0, None, disks)
+
+    line = "page cache: 38 % of what was read came from memory; give the workload larger files"
+    assert cache_warnings("randread", 884, used(550)) == cache_warnings("randread", 884, used(884, 550)) == [line]
+    assert cache_warnings("randread", 600, used(550)) == [] == cache_warnings("read", 884, used(550))
+    assert cache_warnings("randread", 884, used(0.0)) == [] == cache_warnings("randread", 884, None)
+
+
 @pytest.mark.parametrize(
     ("left", "problems", "warnings"),
     [
@@ -213,8 +280,10 @@ def test_an_early_end_and_idle_threads_are_warnings(tmp_path: Path) -> None:
     early = parse(tmp_path, report(1.0, 2.0, end="all-done", threads_without_file=4))
     assert early.problems == () and early.warnings[0].startswith("early end: after 2.0 s of 3 s")
     idle = parse(tmp_path, report(1.0, 3.0, threads_without_file=2))
-    assert idle.problems == () and idle.warnings == ("idle threads: 2 of 4 had no file left before the end",)
-    assert parse(tmp_path, report(1.0, 2.9, end="all-done")).warnings == ()
+    assert idle.problems == () and idle.warnings == ("idle threads: 2 of 4 had nothing left to do before the end",)
+    finished = parse(tmp_path, report(1.0, 3.0, threads_without_file=1, threads_finished=2))
+    assert finished.warnings == ("idle threads: 3 of 4 had nothing left to do before the end",)
+    assert parse(tmp_path, report(1.0, 2.9, end="all-done", threads_finished=4)).warnings == ()
 
 
 def test_an_unreadable_result(tmp_path: Path) -> None:
