@@ -38,6 +38,7 @@ from ..systems.base import kind_of, module_there
 from .hand_over import PORT
 
 CLOCKS = (VIRTUAL, "real")  # of the lab's guest
+LAB_KERNELS = ("stable", "backports")  # and directories
 LAB_DISKS = {"sata": "$LAB_SATA", "nvme": "$LAB_NVME"}
 SERIALS = {"virtual": "MODEL", "real": "LAB"}  # and the disk's name in capitals
 LAB_BUILD = f"build/{os.environ.get('LAB_RELEASE') or 'trixie'}"
@@ -232,10 +233,8 @@ def named_extra() -> str:
 
 def named_kernel() -> str:
     """The lab's kernel: one of its names, or a directory of the user's own."""
-    from userblk.lab import KERNELS  # which only a checkout has
-
-    found = os.environ.get(KERNEL) or KERNELS[0]
-    return found if found in KERNELS else os.path.abspath(found)
+    found = os.environ.get(KERNEL) or LAB_KERNELS[0]
+    return found if found in LAB_KERNELS else os.path.abspath(found)
 
 
 def take_guest(plan: Plan, directory: Path) -> list[str]:

@@ -26,7 +26,8 @@ from userblk.harness.model import config, tables
 from userblk.harness.model.config import Requires, SystemConfig
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running import archive
-from userblk.harness.running.campaign import create, take_guest
+from userblk.harness.running.campaign import LAB_KERNELS, create, take_guest
+from userblk.lab import KERNELS
 from waiting import wait_until
 
 
@@ -302,6 +303,7 @@ def test_a_campaign_goes_on_with_the_kernel_that_it_began_with(tmp_path: Path, m
     mine, plan = tmp_path / "mine", small_plan()
     mine.mkdir()
     monkeypatch.chdir(tmp_path)
+    assert LAB_KERNELS == KERNELS
     for named, kept in (("backports", "backports"), ("mine", str(mine))):
         monkeypatch.setenv("LAB_KERNEL", named)
         directory = create(plan, tmp_path / named / "results", ["userblk", "run"])
