@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -355,6 +356,24 @@ def test_phases(tmp_path: Path) -> None:
     result = results(tmp_path, workload, "--phase=run", **values)
     assert result["filesets"][0]["preallocated"] == len(before)
     assert result["filesets"][0]["create_s"] == 0
+
+
+def looks_before_the_run(tmp_path: Path, *options: str) -> list[str]:
+    """System calls on the fileset's files that come before the first open, by strace."""
+    trace, words = tmp_path / "strace", [*settings(tmp_path), str(write(tmp_path, READS.format("run 1")))]
+    assert run_flow("-q", "--phase=create", *words).returncode == 0
+    command = ["strace", "-f", "-e", "trace=%file", "-o", str(trace), str(FLOW), "-q", "--phase=run", *options, *words]
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT)
+    calls = [line for line in trace.read_text().splitlines() if f'"{tmp_path}/f' in line]
+    first = next(number for number, line in enumerate(calls) if "openat(" in line)
+    return calls[:first]
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_trusted_files_are_not_looked_at_before_the_run(tmp_path: Path) -> None:
+    """Their metadata would be in the cache that was dropped for the run."""
+    assert looks_before_the_run(tmp_path, "--trust") == []
+    assert len(looks_before_the_run(tmp_path)) == 64
 
 
 def test_variables_are_recorded(tmp_path: Path) -> None:
