@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "report.h"
+#include "results.h"
 #include "run.h"
 #include "wml.h"
 #include "workload.h"
@@ -387,7 +388,7 @@ int main(int argc, char **argv)
 		abort();
 	opterr = 0;
 	while ((c = getopt_long(argc, argv, ":s:q", options, NULL)) != -1) {
-		const char *word = argv[optind - 1];
+		const char *word = argv[optind - 1], *refused;
 		bool ok = true;
 
 		switch (c) {
@@ -417,6 +418,11 @@ int main(int argc, char **argv)
 			break;
 		case OPTION_JSON:
 			p.json = optarg;
+			refused = results_refused(optarg);
+			ok = refused == NULL ||
+			     flow_error_set(&error,
+				     "--json %s: %s; name a file that can be written", optarg,
+				     refused);
 			break;
 		case OPTION_ORIGINAL:
 			p.options.original = true;

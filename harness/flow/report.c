@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "report.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+
+#include "results.h"
 
 #define MIB 1048576.0
 #define MS  1e6 /* ns */
@@ -237,24 +235,12 @@ static void json_results(FILE *f, const struct workload *w, const struct run_opt
 bool report_json(const char *path, const struct workload *w, const struct run_options *options,
 	const struct run_result *result, struct flow_error *error)
 {
-	char *partial = NULL;
+	FILE *f = results_open(path);
 
-	if (asprintf(&partial, "%s.partial", path) < 0)
-		return flow_error_set(error, "%s: out of memory", path);
-
-	FILE *f = fopen(partial, "we");
-	bool ok = f != NULL;
-
-	if (ok) {
+	if (f != NULL) {
 		json_results(f, w, options, result);
-		ok = fflush(f) == 0 && !ferror(f);
-		ok = fclose(f) == 0 && ok;
-		ok = ok && rename(partial, path) == 0;
+		if (results_close(f, path))
+			return true;
 	}
-	if (!ok) {
-		flow_error_set(error, "--json %s: %m", path);
-		unlink(partial);
-	}
-	free(partial);
-	return ok;
+	return flow_error_set(error, "--json %s: %m", path);
 }

@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "harness/flow/random.h"
+#include "harness/flow/results.h"
 #include "harness/flow/stats.h"
 #include "programs/exit_codes.h"
 
@@ -254,16 +255,15 @@ static int prepare(struct worker *w)
 	return -io_uring_queue_init_params(QUEUE, &w->ring, &params);
 }
 
-/* 0, or -1 with errno. */
-static int write_results(const struct options *o, struct worker *workers)
+/* False with errno. */
+static bool write_results(const struct options *o, struct worker *workers)
 {
 	static struct stats latency, lag;
 	uint64_t issued = 0, done = 0, left = 0, errors = 0, most = 0;
-	FILE *out = fopen(o->json, "w");
-	int r;
+	FILE *out = results_open(o->json);
 
 	if (!out)
-		return -1;
+		return false;
 	for (unsigned i = 0; i < (unsigned)o->threads; i++) {
 		struct worker *w = &workers[i];
 
@@ -286,8 +286,7 @@ static int write_results(const struct options *o, struct worker *workers)
 	fputs(",\n ", out);
 	stats_print(out, "lag_ns", &lag);
 	fputs("}\n", out);
-	r = ferror(out) ? -1 : 0;
-	return fclose(out) ? -1 : r;
+	return results_close(out, o->json);
 }
 
 static int fail(const char *what, int error)
@@ -335,7 +334,7 @@ static int measure(const struct options *o)
 		pthread_join(workers[i].thread, NULL);
 	for (unsigned i = 0; i < count && !error; i++)
 		error = workers[i].error;
-	if (write_results(o, workers))
+	if (!write_results(o, workers))
 		return fail(o->json, errno);
 	return error ? fail(o->file, error) : 0;
 }
@@ -389,6 +388,8 @@ static const struct option words[] = {
 /* False: it is wrong, which was reported. word: the last one that was read. */
 static bool take(struct options *o, int option, const char *text, const char *word)
 {
+	const char *refused;
+
 	switch (option) {
 	case OPTION_RW:
 		o->write = !strcmp(text, "randwrite");
@@ -412,7 +413,13 @@ static bool take(struct options *o, int option, const char *text, const char *wo
 		return number("seed", text, 0, 0x1p53, true, &o->seed);
 	case OPTION_JSON:
 		o->json = text;
-		return true;
+		refused = results_refused(text);
+		if (!refused)
+			return true;
+		fprintf(stderr,
+			"userblk-openloop: --json=%s: %s; name a file that can be written\n", text,
+			refused);
+		return false;
 	default:
 		fprintf(stderr, "userblk-openloop: %s: %s; see userblk-openloop --help\n", word,
 			option == ':' ? "needs a value" : "no such option");

@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "harness/flow/results.h"
+
 bool take_number(const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *out)
 {
 	char *end;
@@ -58,6 +60,16 @@ bool take_word(const char *option, const char *text, const char *const *words, u
 	return false;
 }
 
+static bool take_results(const char *path)
+{
+	const char *refused = results_refused(path);
+
+	if (!refused)
+		return true;
+	warnx("--json %s: %s; name a file that can be written", path, refused);
+	return false;
+}
+
 bool take_common(int returned, char **argv, struct common_options *out)
 {
 	const char *word = argv[optind - 1];
@@ -73,7 +85,7 @@ bool take_common(int returned, char **argv, struct common_options *out)
 		return take_number("seed", optarg, 0, UINT64_MAX, &out->seed);
 	case COMMON_JSON:
 		out->json = optarg;
-		return true;
+		return take_results(optarg);
 	case ':':
 		warnx("%s: needs a value; see %s --help", word, command_name);
 		return false;

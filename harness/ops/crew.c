@@ -4,7 +4,6 @@
 #include <err.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -18,6 +17,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "harness/flow/results.h"
 
 #include "command.h"
 
@@ -460,12 +461,8 @@ static void print_kinds(FILE *f, const struct crew *crew, const struct crew_resu
 bool crew_write(
 	const struct crew *crew, const struct crew_results *r, const char *path, const char *head)
 {
-	char partial[PATH_MAX + 16];
-	bool ok;
-	FILE *f;
+	FILE *f = results_open(path);
 
-	snprintf(partial, sizeof(partial), "%s.partial", path);
-	f = fopen(partial, "we");
 	if (!f) {
 		warnx("--json %s: %s", path, strerror(errno));
 		return false;
@@ -488,14 +485,10 @@ bool crew_write(
 	fprintf(f, "},\n  \"flowops\": [");
 	print_kinds(f, crew, r);
 	fprintf(f, "\n  ],\n  \"intervals\": [%s\n  ]\n}\n", r->intervals);
-	ok = fflush(f) == 0 && !ferror(f);
-	ok = fclose(f) == 0 && ok;
-	ok = ok && rename(partial, path) == 0;
-	if (!ok) {
-		warnx("--json %s: %s", path, strerror(errno));
-		unlink(partial);
-	}
-	return ok;
+	if (results_close(f, path))
+		return true;
+	warnx("--json %s: %s", path, strerror(errno));
+	return false;
 }
 
 int crew_status(const struct crew_results *r, bool ok)

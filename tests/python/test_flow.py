@@ -184,7 +184,8 @@ def test_system_calls_of_oltp_are_filebenchs(tmp_path: Path) -> None:
     assert semaphores == pytest.approx(posts + waits, abs=60)
     # Those of the end may not have begun when the program ends.
     assert writes - 400 <= calls["pwrite64"] <= writes + 400
-    assert "fsync" not in calls and "unlink" not in calls
+    # The program itself removes a file, by which it has found out that results can be written.
+    assert "fsync" not in calls and calls["unlink"] == 1
 
 
 def test_oltp_posts_as_its_writers_wait(tmp_path: Path) -> None:
@@ -695,11 +696,18 @@ def test_a_full_file_system_leaves_nothing_half_done(tmp_path: Path) -> None:
         subprocess.run(["umount", mount], check=True)
 
 
-def test_results_that_cannot_be_written_are_an_error(tmp_path: Path) -> None:
+def test_results_that_cannot_be_written_are_an_error_before_the_run(tmp_path: Path) -> None:
+    """Something else's name is not taken away from it, as that of /dev/null was."""
     workload = write(tmp_path, READS.format("run 1"))
-    done = run_flow("-q", "--json", "/nonexistent/r.json", *settings(tmp_path), workload)
-    assert done.returncode == 1
-    assert "--json /nonexistent/r.json: No such file or directory" in done.stderr
+    os.mkfifo(tmp_path / "pipe")
+    cases = {"none/r.json": "No such file or directory", "pipe": "not a regular file", "": "not a regular file"}
+    for name, why in cases.items():
+        done = run_flow("-q", "--json", tmp_path / name, *settings(tmp_path), workload)
+        line = f"userblk-flow: --json {tmp_path / name}: {why}; name a file that can be written\n"
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+    assert {path.name for path in tmp_path.iterdir()} == {"workload.f", "pipe"}
+    done = run_flow("--json=", "a.f")
+    assert (done.returncode, "--json : No such file or directory" in done.stderr) == (2, True)
 
 
 # ---- documentation ----

@@ -151,6 +151,7 @@ def test_each_write_is_synced_where_asked(tmp_path: Path, store: str) -> None:
         (["--store=sqlite", "--workload=a", "--phase=run", "{}"], "{}/kv: does not exist; create it with --phase load"),
         (["--store=sqlite", "--workload=a", "--write-buffer=1", "{}"], "--write-buffer 1: give a whole number"),
         (["--store=sqlite", "--workload=a", "--quick", "{}"], "--quick: no such option"),
+        (["--store=sqlite", "--workload=a", "--count=5", "--json={}", "{}"], "--json {}: not a regular file; name"),
         (["--store"], "--store: needs a value"),
     ],
 )  # fmt: skip

@@ -182,6 +182,7 @@ def test_files_can_be_made_before(tmp_path: Path) -> None:
         (["--op=MWUL", "--phase=both", "{}"], "--phase both: give all, prepare or run"),
         (["--op=MWUL", "--phase=run", "{}"], "{}/ops: does not exist; create it with --phase prepare"),
         (["--op=MWUL", "--fast", "{}"], "--fast: no such option"),
+        (["--op=MRPL", "--count=5", "--json={}/none/r", "{}"], "--json {}/none/r: No such file or directory; name a"),
         (["--op"], "--op: needs a value"),
     ],
 )

@@ -138,6 +138,7 @@ def test_requests_arrive_as_a_poisson_process(tmp_path: Path) -> None:
 def test_mistakes_of_its_command_line_are_told(tmp_path: Path) -> None:
     mistakes: list[tuple[list[str], str]] = [
         (["--rate=0"], "--rate=0: must be a number from 0.001 to 100000000"),
+        (["--json=none/r"], "--json=none/r: No such file or directory; name a file that can be written"),
         (["--rw=read"], "--rw=read: must be randread or randwrite"),
         ([], "FILE: missing"),
         (["--bs=4096", "--size=512", "--rate=1", "--runtime=1", "--json=x", "f"], "--size=512: is less than --bs=4096"),
@@ -146,6 +147,18 @@ def test_mistakes_of_its_command_line_are_told(tmp_path: Path) -> None:
         done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path)
         assert done.returncode == 2 and text in done.stderr and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@needs_program
+def test_results_that_can_no_longer_be_written_leave_the_former(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_bytes(bytes(MIB))
+    out = tmp_path / "o.json"
+    out.write_text("former")
+    words = ["--bs=4096", f"--size={MIB}", "--rate=100", "--runtime=0.1", f"--json={out}", str(tmp_path / "disk")]
+    limited = ["bash", "-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "-", str(PROGRAM), *words]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (1, f"userblk-openloop: {out}: File too large\n")
+    assert out.read_text() == "former" and {path.name for path in tmp_path.iterdir()} == {"disk", "o.json"}
 
 
 # ---- the suite ------------------------------------------------------------------------
