@@ -53,8 +53,40 @@ static bool our_name(const char *name)
 	return n >= 8 && name[n] == '\0';
 }
 
-/* Removes what the directory holds; takes over fd. */
-static bool remove_children(int fd, const char *path, struct flow_error *error)
+static bool walk(int fd, const char *path, bool removes, struct flow_error *error);
+
+/* What walk() does with a name of ours; path: of its directory. */
+static bool walk_name(
+	DIR *dir, const char *path, const struct dirent *e, bool removes, struct flow_error *error)
+{
+	if (removes && unlinkat(dirfd(dir), e->d_name, 0) == 0)
+		return true;
+	if (removes && errno != EISDIR)
+		return flow_error_set(error, "%s/%s: unlink: %m", path, e->d_name);
+	if (!removes && e->d_type != DT_DIR && e->d_type != DT_UNKNOWN)
+		return true;
+
+	int child = openat(dirfd(dir), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	char *below = NULL;
+
+	if (child < 0)
+		return (!removes && errno == ENOTDIR) ||
+		       flow_error_set(error, "%s/%s: %m", path, e->d_name);
+	if (asprintf(&below, "%s/%s", path, e->d_name) < 0) {
+		close(child);
+		return flow_error_set(error, "%s/%s: out of memory", path, e->d_name);
+	}
+
+	bool ok = walk(child, below, removes, error);
+
+	free(below);
+	if (ok && removes && unlinkat(dirfd(dir), e->d_name, AT_REMOVEDIR) < 0)
+		ok = flow_error_set(error, "%s/%s: rmdir: %m", path, e->d_name);
+	return ok;
+}
+
+/* Looks whether all that the directory holds is ours, or removes it; takes over fd. */
+static bool walk(int fd, const char *path, bool removes, struct flow_error *error)
 {
 	DIR *dir = fdopendir(fd);
 
@@ -78,66 +110,29 @@ static bool remove_children(int fd, const char *path, struct flow_error *error)
 		}
 		if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
 			continue;
-		if (!our_name(e->d_name)) {
-			ok = flow_error_set(error,
-				"%s holds '%s', which is not a file of a fileset; remove it or "
-				"choose another path",
-				path, e->d_name);
-			break;
-		}
-		if (unlinkat(dirfd(dir), e->d_name, 0) == 0)
-			continue;
-		if (errno != EISDIR) {
-			ok = flow_error_set(error, "%s/%s: unlink: %m", path, e->d_name);
-			break;
-		}
-
-		int child = openat(
-			dirfd(dir), e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-
-		if (child < 0)
-			ok = flow_error_set(error, "%s/%s: %m", path, e->d_name);
-		else
-			ok = remove_children(child, path, error);
-		if (ok && unlinkat(dirfd(dir), e->d_name, AT_REMOVEDIR) < 0)
-			ok = flow_error_set(error, "%s/%s: rmdir: %m", path, e->d_name);
+		ok = our_name(e->d_name) ? walk_name(dir, path, e, removes, error)
+					 : flow_error_set(error,
+						   "%s holds '%s', which is not a file of a "
+						   "fileset; remove it or choose another path",
+						   path, e->d_name);
 	}
-	closedir(dir);
-	return ok;
-}
-
-/* Is everything at the top of the tree ours? Looked at before anything goes. */
-static bool check_top(const char *root, struct flow_error *error)
-{
-	DIR *dir = opendir(root);
-	bool ok = true;
-
-	if (dir == NULL)
-		return flow_error_set(error, "%s: %m; remove it or choose another path", root);
-	for (struct dirent *e; ok && (e = readdir(dir)) != NULL;)
-		if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
-			!our_name(e->d_name))
-			ok = flow_error_set(error,
-				"%s holds '%s', which is not a file of a fileset; remove it or "
-				"choose another path",
-				root, e->d_name);
 	closedir(dir);
 	return ok;
 }
 
 bool fileset_remove(const struct fileset *fs, struct flow_error *error)
 {
-	int fd = open(fs->root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	/* All of it is looked at before anything goes. */
+	for (int removes = 0; removes < 2; removes++) {
+		int fd = open(fs->root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
-	if (fd < 0)
-		return errno == ENOENT ||
-		       flow_error_set(error, "%s: %m; remove it or choose another path", fs->root);
-	if (!check_top(fs->root, error)) {
-		close(fd);
-		return false;
+		if (fd < 0)
+			return errno == ENOENT ||
+			       flow_error_set(
+				       error, "%s: %m; remove it or choose another path", fs->root);
+		if (!walk(fd, fs->root, removes, error))
+			return false;
 	}
-	if (!remove_children(fd, fs->root, error))
-		return false;
 	if (rmdir(fs->root) < 0)
 		return flow_error_set(error, "%s: rmdir: %m", fs->root);
 	return true;

@@ -296,21 +296,30 @@ static void test_foreign_files(void **state)
 {
 	struct fileset *fs = small(100);
 	struct flow_error error = {""};
-	char foreign[FILESET_PATH];
+	/* At the top, and in the directory that is looked at first or last. */
+	static const char *const below[] = {"", "/00000001", "/00000002", "/00000003"};
+	char directory[FILESET_PATH], foreign[FILESET_PATH + 16];
 
 	(void)state;
 	assert_true(create(fs, &error));
-	snprintf(foreign, sizeof foreign, "%s/diary.txt", fs->root);
+	for (unsigned i = 0; i < sizeof below / sizeof *below; i++) {
+		snprintf(directory, sizeof directory, "%s%s", fs->root, below[i]);
+		snprintf(foreign, sizeof foreign, "%s/diary.txt", directory);
 
-	int fd = open(foreign, O_CREAT | O_WRONLY, 0600);
+		int fd = open(foreign, O_CREAT | O_WRONLY, 0600);
 
-	assert_true(fd >= 0);
-	close(fd);
-	assert_false(create(fs, &error));
-	assert_holds(error.text, "holds 'diary.txt', which is not a file of a fileset; remove it");
-	assert_int_equal(access(file_path(fs, 0), F_OK), 0);
-	assert_int_equal(unlink(foreign), 0);
+		assert_true(fd >= 0);
+		close(fd);
+		assert_false(create(fs, &error));
+		assert_holds(error.text,
+			"holds 'diary.txt', which is not a file of a fileset; remove it");
+		for (uint32_t file = 0; file < fs->entries; file++)
+			assert_int_equal(access(file_path(fs, file), F_OK), 0);
+		assert_int_equal(strncmp(error.text, directory, strlen(directory)), 0);
+		assert_int_equal(unlink(foreign), 0);
+	}
 	assert_true(fileset_remove(fs, &error));
+	assert_int_equal(access(fs->root, F_OK), -1);
 	fileset_free(fs);
 }
 
