@@ -183,11 +183,13 @@ static bool start_worker(const struct start *start)
 			warnx("worker %u cannot start: %s", start->index, strerror(error));
 		return !error;
 	}
-	pid_t pid = fork();
+	pid_t parent = getpid(), pid = fork();
 
 	if (pid == 0) {
-		/* It ends with its parent, which gets the signal. */
+		/* It ends with its parent, which gets the signal, or has ended by now. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() != parent)
+			_exit(EXIT_FAILURE);
 		signal(SIGINT, SIG_IGN);
 		signal(SIGTERM, SIG_IGN);
 		work_in(start->work, start->index);

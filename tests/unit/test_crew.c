@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* How long a run of userblk-ops and userblk-kv was: until its last step, whenever that is noticed.
- * And processes of it that end before it. */
+ * And processes of it that end before it, or that it leaves behind. */
 #include <signal.h>
+#include <stdarg.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -149,11 +153,101 @@ static void test_a_run_fails_with_the_process_that_leaves_it(void **state)
 	}
 }
 
+/* A parent that ends before its worker has asked to end with it. */
+struct orphan {
+	_Atomic pid_t parent, worker;
+};
+
+static struct orphan *orphan;
+
+int __real_prctl(int option, ...);
+int __wrap_prctl(int option, ...);
+
+int __wrap_prctl(int option, ...)
+{
+	va_list arguments;
+	unsigned long argument;
+
+	va_start(arguments, option);
+	argument = (unsigned long)va_arg(arguments, int);
+	va_end(arguments);
+	if (orphan && option == PR_SET_PDEATHSIG) {
+		orphan->worker = getpid();
+		kill(orphan->parent, SIGKILL);
+		while (getppid() == orphan->parent)
+			usleep(1000);
+	}
+	return __real_prctl(option, argument);
+}
+
+static enum crew_step rest(struct crew_worker *w)
+{
+	const struct timespec each = {.tv_nsec = MS};
+
+	(void)w;
+	nanosleep(&each, NULL);
+	return CREW_DONE;
+}
+
+/* Waits for the process up to 10 s. */
+static bool has_ended(pid_t pid)
+{
+	for (int i = 0; i < 1000; i++) {
+		if (waitpid(pid, NULL, WNOHANG) == pid)
+			return true;
+		usleep(10000);
+	}
+	return false;
+}
+
+static void test_a_worker_whose_parent_has_ended_ends_too(void **state)
+{
+	static const char *const kinds[] = {"step"};
+	static struct crew_results results;
+	const struct crew crew = {
+		.name = "test",
+		.workers = 1,
+		.unpinned = true,
+		.seconds = 60,
+		.interval = 60,
+		.kinds = kinds,
+		.kind_count = 1,
+		.begin = begin,
+		.step = rest,
+		.end = nothing,
+	};
+	bool ended;
+
+	(void)state;
+	signal(SIGCHLD, SIG_DFL);
+	assert_int_equal(__real_prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+	orphan = mmap(
+		NULL, sizeof *orphan, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_ptr_not_equal(orphan, MAP_FAILED);
+
+	pid_t parent = fork();
+
+	if (parent == 0) {
+		orphan->parent = getpid();
+		crew_run(&crew, &results);
+		_exit(0);
+	}
+	assert_true(has_ended(parent));
+	assert_int_not_equal(orphan->worker, 0);
+	ended = has_ended(orphan->worker);
+	if (!ended)
+		kill(orphan->worker, SIGKILL);
+	munmap(orphan, sizeof *orphan);
+	orphan = NULL;
+	assert_true(ended);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_run_ends_with_its_last_step),
 		cmocka_unit_test(test_a_run_fails_with_the_process_that_leaves_it),
+		cmocka_unit_test(test_a_worker_whose_parent_has_ended_ends_too),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
