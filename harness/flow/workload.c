@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define MAX_ENTRIES   (INT64_C(1) << 31)
-#define MAX_INSTANCES (1 << 16)
+#define MAX_INSTANCES (1 << 16) /* of one definition; threads also in all */
 
 /* An element more; without memory for definitions nothing can run. */
 static void *extend(void *array, unsigned *count, size_t size)
@@ -361,8 +361,24 @@ static bool bind_posts(struct workload *w, const struct wml_object *threads,
 	return true;
 }
 
+/* All threads of a run, of which these are some. */
+static bool add_threads(const struct workload *w, const struct wml_object *o,
+	const struct process_def *p, const struct thread_def *t, uint64_t *threads,
+	struct flow_error *error)
+{
+	*threads += (uint64_t)p->instances * t->instances;
+	return *threads <= MAX_INSTANCES ||
+	       flow_error_set(error,
+		       "%s:%d: expected at most %d threads in all, found %" PRIu64
+		       " with thread %s of process %s; lower instances",
+		       w->wml->file, attr_line(o, ATTR_INSTANCES), MAX_INSTANCES, *threads, t->name,
+		       p->name);
+}
+
 bool workload_bind_processes(struct workload *w, struct flow_error *error)
 {
+	uint64_t threads = 0;
+
 	for (unsigned i = 0; i < w->process_count; i++) {
 		struct process_def *p = &w->processes[i];
 		int64_t instances = 1;
@@ -374,7 +390,8 @@ bool workload_bind_processes(struct workload *w, struct flow_error *error)
 		p->instances = (unsigned)instances;
 		for (const struct wml_object *o = p->object->children; o != NULL; o = o->next) {
 			p->threads = extend(p->threads, &p->count, sizeof *p->threads);
-			if (!bind_thread(w, o, &p->threads[p->count - 1], error))
+			if (!bind_thread(w, o, &p->threads[p->count - 1], error) ||
+				!add_threads(w, o, p, &p->threads[p->count - 1], &threads, error))
 				return false;
 		}
 	}

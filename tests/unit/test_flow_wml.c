@@ -248,11 +248,25 @@ static void test_binding_errors(void **state)
 			"expected a flowop of thread t for target, found 'x'"},
 		{FLOWOPS("flowop statfile name=o,fd=1\nflowop fsync name=o,fd=1"),
 			"w.f:5: expected a new name, found 'o' of a flowop of another type"},
+		/* 2^32 of them, and one more than there may be. */
+		{FILESET "define process name=p,instances=65536 {\n"
+			 "thread name=t,instances=65536 { flowop statfile name=s,filesetname=f } }",
+			"w.f:3: expected at most 65536 threads in all, found 4294967296 with "
+			"thread t of process p; lower instances"},
+		{FILESET "define process name=p { thread name=t,instances=65535 {\n"
+			 "flowop statfile name=s,filesetname=f } }\n"
+			 "define process name=q,instances=2 {\n"
+			 "thread name=u { flowop statfile name=s,filesetname=f } }",
+			"w.f:5: expected at most 65536 threads in all, found 65537 with thread u"},
 	};
 	struct flow_error error;
 
 	(void)state;
 	assert_true(bind(FLOWOPS("flowop openfile name=o,filename=f,fd=1"), &error));
+	assert_true(
+		bind(FILESET "define process name=p,instances=256 { thread name=t,instances=256 {\n"
+			     "flowop statfile name=s,filesetname=f } }",
+			&error));
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		if (bind(cases[i].text, &error))
 			fail_msg("taken: %s", cases[i].text);
