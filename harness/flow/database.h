@@ -48,6 +48,8 @@ static inline bool flowop_stopped(const struct worker *w)
 bool flowop_count(struct worker *w, unsigned i, uint64_t begin, uint64_t bytes);
 /* Counts one that is not of the summary; Filebench's counter sees it all the same. */
 void flowop_count_other(struct worker *w, unsigned i, uint64_t begin);
+/* Adds what was counted since to what the process has done. */
+void flowop_tell(struct worker *w);
 /* "FILE:LINE: flowop NAME: WHAT PATH: errno" */
 enum step flowop_fail(
 	struct worker *w, const struct flowop *op, const char *what, const char *path);

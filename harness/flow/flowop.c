@@ -593,17 +593,21 @@ void flowop_count_other(struct worker *w, unsigned i, uint64_t begin)
 		w->pending_ops++;
 }
 
+void flowop_tell(struct worker *w)
+{
+	atomic_fetch_add_explicit(&w->process->ops, w->pending_ops, memory_order_relaxed);
+	atomic_fetch_add_explicit(&w->process->bytes, w->pending_bytes, memory_order_relaxed);
+	w->pending_ops = w->pending_bytes = 0;
+}
+
 /* Filebench's counter sees every flowop, these included. */
 static void count_finish(struct worker *w, unsigned i)
 {
 	stats_record(&w->stats[i], 0, 0);
 	if (w->control->original)
 		w->pending_ops++;
-	if (w->def->flowops[i].target >= 0)
-		return;
-	atomic_fetch_add_explicit(&w->process->ops, w->pending_ops, memory_order_relaxed);
-	atomic_fetch_add_explicit(&w->process->bytes, w->pending_bytes, memory_order_relaxed);
-	w->pending_ops = w->pending_bytes = 0;
+	if (w->def->flowops[i].target < 0)
+		flowop_tell(w);
 }
 
 static enum step flow_finishoncount(struct worker *w, unsigned i)

@@ -4,7 +4,7 @@
  *
  * A worker owns all it writes: descriptors, buffer, random numbers, counters.
  * It shares filesets (fileset.h), and the count of its process, to which it
- * adds only when a finishoncount or finishonbytes asks for that.
+ * adds only if a finishoncount or finishonbytes of the process asks for that.
  */
 #ifndef FLOW_FLOWOP_H
 #define FLOW_FLOWOP_H
@@ -44,6 +44,7 @@ struct thread_def {
 	unsigned count;
 	unsigned instances;
 	uint64_t memsize;
+	bool counted; /* by a finishon* of another thread, of which it has none itself */
 };
 
 /* What one instance of a process has. */

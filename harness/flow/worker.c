@@ -66,6 +66,8 @@ enum step worker_run(struct worker *w)
 
 				if (step != STEP_OK)
 					return step;
+				if (def->counted)
+					flowop_tell(w);
 			} while (iters-- > 1);
 		}
 	}

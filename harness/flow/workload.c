@@ -361,6 +361,27 @@ static bool bind_posts(struct workload *w, const struct wml_object *threads,
 	return true;
 }
 
+static bool counts_process(const struct thread_def *t)
+{
+	for (unsigned i = 0; i < t->count; i++)
+		if ((t->flowops[i].type == FLOWOP_FINISHONCOUNT ||
+			    t->flowops[i].type == FLOWOP_FINISHONBYTES) &&
+			t->flowops[i].target < 0)
+			return true;
+	return false;
+}
+
+/* Which threads do finishon* of others count? */
+static void find_counted(struct process_def *p)
+{
+	bool any = false;
+
+	for (unsigned i = 0; i < p->count; i++)
+		any = any || counts_process(&p->threads[i]);
+	for (unsigned i = 0; i < p->count; i++)
+		p->threads[i].counted = any && !counts_process(&p->threads[i]);
+}
+
 /* All threads of a run, of which these are some. */
 static bool add_threads(const struct workload *w, const struct wml_object *o,
 	const struct process_def *p, const struct thread_def *t, uint64_t *threads,
@@ -394,6 +415,7 @@ bool workload_bind_processes(struct workload *w, struct flow_error *error)
 				!add_threads(w, o, p, &p->threads[p->count - 1], &threads, error))
 				return false;
 		}
+		find_counted(p);
 	}
 	for (unsigned i = 0; i < w->process_count; i++)
 		if (!bind_posts(w, w->processes[i].object->children, &w->processes[i], error))

@@ -397,6 +397,31 @@ static void test_finish_on_count(void **state)
 	leave(&s);
 }
 
+/* The operations and bytes of a thread without a finishon* are those of its process, too. */
+static void test_finish_counts_other_threads(void **state)
+{
+	static const char *const finish[] = {
+		"finishoncount name=finish1,value=600", "finishonbytes name=finish1,value=1024000"};
+	const struct run_options options = {
+		.mode = MODE_TIMEOUT, .seconds = 10, .interval = 10, .quiet = true};
+	char text[1024];
+	struct flow_error error;
+	struct scene s;
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		snprintf(text, sizeof text,
+			HEAD READS "}\nthread name=watcher {\n"
+				   "flowop hog name=hog1,value=1000\nflowop %s\n" TAIL,
+			finish[i]);
+		assert_true(perform(&s, text, &options, &error));
+		assert_int_equal(s.result.end, RUN_EARLY);
+		assert_int_equal(s.result.finished, 1);
+		assert_in_range(row(&s, "read1")->ops, 190, 100000);
+		leave(&s);
+	}
+}
+
 static void test_finish_targets(void **state)
 {
 	struct run_options options = {.mode = MODE_ALLDONE, .interval = 10, .quiet = true};
@@ -570,6 +595,7 @@ int main(void)
 		cmocka_unit_test(test_threads_end_at_the_deadline_by_themselves),
 		cmocka_unit_test(test_all_done),
 		cmocka_unit_test(test_finish_on_count),
+		cmocka_unit_test(test_finish_counts_other_threads),
 		cmocka_unit_test(test_finish_targets),
 		cmocka_unit_test(test_failures),
 #ifndef __SANITIZE_THREAD__
