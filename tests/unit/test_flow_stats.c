@@ -14,7 +14,7 @@ static void test_bins(void **state)
 	unsigned last = 0;
 
 	(void)state;
-	for (uint64_t ns = 0; ns < UINT64_C(1) << 33; ns += ns / 300 + 1) {
+	for (uint64_t ns = 0; ns < UINT64_C(1) << 37; ns += ns / 300 + 1) {
 		unsigned bin = stats_bin(ns);
 		uint64_t value = stats_bin_value(bin), off = value > ns ? value - ns : ns - value;
 
@@ -25,6 +25,23 @@ static void test_bins(void **state)
 	assert_int_equal(stats_bin(UINT64_MAX), STATS_BINS - 1);
 	for (unsigned bin = 0; bin < STATS_BINS; bin++)
 		assert_int_equal(stats_bin(stats_bin_value(bin)), bin);
+}
+
+/* Waits as long as runs of the open loop have bins of their own, and their groups a bit. */
+static void test_minutes(void **state)
+{
+	static struct stats_live live;
+	static struct stats sum;
+	const uint64_t second = 1000000000;
+
+	(void)state;
+	stats_live_init(&live);
+	for (uint64_t s = 15; s <= 135; s += 5)
+		stats_record(&live, s * second, 0);
+	stats_add_live(&sum, &live);
+	assert_int_equal(sum.ops, 25);
+	for (uint64_t s = 15; s <= 135; s += 5)
+		assert_int_equal(sum.bins[stats_bin(s * second)], 1);
 }
 
 /* Names of bins that fio 3.33 wrote with --output-format=json+. */
@@ -172,6 +189,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_bins),
+		cmocka_unit_test(test_minutes),
 		cmocka_unit_test(test_bins_are_those_of_fio),
 		cmocka_unit_test(test_sums),
 		cmocka_unit_test(test_gamma),
