@@ -166,7 +166,7 @@ def _result(report: dict[str, Any], workload: Workload, profile: Profile) -> Res
 
     problems, warnings = [], []
     end, lost = report["end"], report["threads_without_file"]
-    idle = lost + report["threads_finished"]
+    idle = lost + report.get("threads_finished", 0)  # userblk-ops and userblk-kv tell of none
     ran = f"after {report['duration_s']:.1f} s of {full + planned:g} s"
     if end == "early":
         problems.append(f"{ran}, {lost} threads had no file left; give the workload more files")
