@@ -99,22 +99,56 @@ def test_a_full_store_is_freed_and_the_server_goes_on(small_store: Versitygw, tm
         server.kill()
 
 
+def fill(store: Versitygw) -> None:
+    """Somebody else's objects, until a page no longer fits."""
+    s3 = store.client()
+    number, size = 0, 8 * MIB
+    while size > 4096:
+        try:
+            s3.put_object(Bucket=BUCKET, Key=f"other/{number}", Body=os.urandom(size))
+            number += 1
+        except s3.exceptions.ClientError:
+            size //= 2
+
+
+def test_a_server_starts_again_in_a_full_store(small_store: Versitygw, tmp_path: Path) -> None:
+    serve = ServeS3(small_store, "full", tmp_path)
+    tool = Tool(serve)
+    control = str(tmp_path / "control")
+    server = serve("v", size=f"{SIZE_MIB}M", **SMALL)
+    try:
+        handle = server.connect()
+        for place in range(40):
+            handle.pwrite(content(place, 1), place * MIB)
+        handle.flush()
+        wait_until("there is a reserve", lambda: any(n > MIB for n in serve.objects("v", "probe/").values()), TIMEOUT_S)
+        fill(small_store)
+        server.kill()
+
+        server = serve("v", control=control, **SMALL)
+        handle = server.connect()
+        assert error_of(handle.pwrite, content(64, 2), 64 * MIB) == "ENOSPC"
+        handle.trim(24 * MIB, 8 * MIB)
+        handle.flush()
+        tool("gc", control=control)
+        wait_until("the store has space", lambda: tool("stats", control=control)["store_full"] == 0, TIMEOUT_S)
+        handle.pwrite(content(64, 3), 64 * MIB)
+        handle.flush()
+        check(handle, dict.fromkeys(range(8), 1) | dict.fromkeys(range(8, 32), 0) | {32: 1, 39: 1, 64: 3})
+        server.stop()
+    finally:
+        server.kill()
+
+
 def test_what_waits_for_space_is_kept(small_store: Versitygw, tmp_path: Path) -> None:
     """Somebody else fills the store, and makes room again. The volume is too small to have a reserve."""
     serve = ServeS3(small_store, "full", tmp_path)
-    s3 = small_store.client()
     server = serve("v", size=f"{SIZE_MIB}M", **SMALL)
     try:
         handle = server.connect()
         handle.pwrite(content(0, 1), 0)
         handle.flush()
-        number, size = 0, 8 * MIB
-        while size > 4096:
-            try:
-                s3.put_object(Bucket=BUCKET, Key=f"other/{number}", Body=os.urandom(size))
-                number += 1
-            except s3.exceptions.ClientError:
-                size //= 2
+        fill(small_store)
         handle.pwrite(content(1, 2), MIB)
         assert error_of(handle.flush) == "ENOSPC"
         assert error_of(handle.pwrite, content(2, 3), 2 * MIB) == "ENOSPC"

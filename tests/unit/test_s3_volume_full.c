@@ -4,10 +4,13 @@
 #include <pthread.h>
 #include <stdio.h>
 
+#include "backends/params.h"
 #include "backends/s3/admin/control.h"
 #include "backends/s3/base/clock.h"
+#include "backends/s3/core/config.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
+#include "backends/s3/lifecycle/lifecycle.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/s3_mib_volume.h"
 #include "tests/unit/s3_volume_device.h"
@@ -99,6 +102,68 @@ static void test_a_full_store_is_freed(void **state)
 		if (i < 8 || i >= 32)
 			check_mib(&d, i, i);
 	check_mib(&d, 127, 127);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A server that has ended in a full store starts again, and frees it. */
+static void test_a_full_store_is_opened(void **state)
+{
+	struct device d;
+	uint64_t full;
+
+	(void)state;
+	for (unsigned closed = 0; closed < 2; closed++) {
+		open_full(&d, 1, 48);
+		full = fake_store_bytes();
+		if (closed)
+			device_close(&d);
+		else
+			crash(&d);
+		device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+		assert_int_equal(device_counter(&d, "store_full"), 1);
+		assert_int_equal(write_mib(&d, 64, 64), -ENOSPC);
+		assert_int_equal(backend_trim(d.backend, 8 * MIB, 24 * MIB, 0), 0);
+		assert_int_equal(backend_flush(d.backend), 0);
+		assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+		assert_true(fake_store_bytes() < full - 16 * MIB);
+		wait_full(&d, false);
+		put_mib(&d, 127, 127);
+		for (unsigned i = 0; i < 48; i++)
+			if (i < 8 || i >= 32)
+				check_mib(&d, i, i);
+		device_close(&d);
+	}
+	fake_store_reset();
+}
+
+static void ignore_error(void *opaque, const char *message)
+{
+	(void)opaque;
+	(void)message;
+}
+
+/* An open that is refused takes nothing from the server that it met. */
+static void test_a_refused_open_in_a_full_store(void **state)
+{
+	const struct backend_host host = {.error = ignore_error};
+	struct s3_config config;
+	struct s3_volume *v;
+	struct device d;
+	uint64_t full;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	full = fake_store_bytes();
+	config = *(const struct s3_config *)params_config(d.params);
+	config.create = false;
+	config.size = 0;
+	config.require_clean_close = true;
+	assert_int_equal(s3_volume_open(&config, 0, &host, &v), -EBUSY);
+	assert_int_equal(fake_store_bytes(), full);
+	assert_int_equal(write_mib(&d, 48, 48), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_limit(0);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -370,6 +435,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_full_store_is_freed),
+		cmocka_unit_test(test_a_full_store_is_opened),
+		cmocka_unit_test(test_a_refused_open_in_a_full_store),
 		cmocka_unit_test(test_a_write_that_waits_in_a_full_store),
 		cmocka_unit_test(test_a_reserve_that_is_being_put),
 		cmocka_unit_test(test_an_end_beside_a_reserve),

@@ -35,6 +35,7 @@
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/keys.h"
+#include "backends/s3/core/probe.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
@@ -390,7 +391,9 @@ static int set_up(struct s3_direct *d, const struct s3_config *c)
 	if (!d->buckets || !d->present || !d->sink || !d->check_iov.iov_base)
 		return -ENOMEM;
 	s3_volume_key(v, &(struct s3_name){.kind = S3_NAME_SUPER}, d->super_key);
-	r = c->readonly ? 0 : claim(d);
+	r = c->readonly ? 0 : s3_volume_probe(v);
+	if (r == 0 && !c->readonly)
+		r = claim(d);
 	return r ? r : list_chunks(d);
 }
 

@@ -137,10 +137,12 @@ bool s3_space_ask(struct s3_volume *v, unsigned made)
 
 bool s3_space_make(struct s3_volume *v, unsigned made, const char *why)
 {
+	static const uint8_t unknown[S3_UUID];
 	char key[S3_KEY_MAX + 1];
 	bool tell, ours;
 
-	if (v->super.layout == S3_LAYOUT_DIRECT)
+	/* A volume that is about to be made has none. */
+	if (v->super.layout == S3_LAYOUT_DIRECT || memcmp(v->super.uuid, unknown, S3_UUID) == 0)
 		return false;
 	pthread_mutex_lock(&v->lock);
 	tell = s3_space_refused(v, -ENOSPC);

@@ -139,8 +139,10 @@ struct s3_volume {
 	uint32_t batch_blocks;
 	unsigned uploads, max_batches;
 	enum s3_flush_mode flush_mode;
-	bool conditional; /* PUTs carry If-None-Match */
-	bool checksums;	  /* PUTs of data carry a CRC32C, which the store checks */
+	bool conditional;     /* PUTs carry If-None-Match */
+	bool wants_checksums; /* payload-signing=crc32c */
+	bool checksums;	      /* PUTs of data carry a CRC32C, which the store checks */
+	bool probed;	      /* the store can do what these need */
 	uint8_t instance[S3_UUID];
 	uint8_t predecessor[S3_UUID]; /* of the last writer before; zero: none */
 	uint64_t epoch;

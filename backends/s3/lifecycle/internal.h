@@ -13,16 +13,6 @@ struct s3_volume;
 /* Creates the volume, of size bytes unless size= says otherwise. 0 or negative errno, reported. */
 int s3_volume_create(
 	struct s3_volume *v, const struct s3_config *c, uint64_t size, const char *super_key);
-/*
- * Does the store honour If-None-Match and If-Match? Without the first, two writers could put the
- * same object of the log. Without the second, replacing what a fenced writer left could also
- * replace the fence of the next writer. In both cases two writers would acknowledge writes.
- */
-int s3_probe_conditional_put(struct s3_volume *v);
-
-/* Sets v->checksums if the store refuses data that does not fit its checksum; says if it does not.
- * 0 or negative errno, reported. */
-int s3_probe_checksums(struct s3_volume *v);
 
 /* ---- features.c ---- */
 

@@ -144,6 +144,7 @@ static int load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	v->max_batches = v->uploads + 2;
 	v->flush_mode = c->flush;
 	v->conditional = c->fencing == S3_FENCING_AUTO;
+	v->wants_checksums = c->payload_signing == S3_PAYLOAD_CRC32C;
 	v->checkpoint_every = c->checkpoint;
 	v->gc_delay_ns = c->gc_delay * 1000000000;
 	v->next_gc = S3_GC | 1;
@@ -162,10 +163,6 @@ static int load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	/* A reader sees what is in the store. */
 	if (r == 0 && c->write_back && !readonly)
 		r = s3_writeback_open(c->write_back, c->write_back_size, &v->host, &v->writeback);
-	if (r == 0 && !readonly && v->conditional)
-		r = s3_probe_conditional_put(v);
-	if (r == 0 && !readonly && c->payload_signing == S3_PAYLOAD_CRC32C)
-		r = s3_probe_checksums(v);
 	if (r == 0)
 		r = read_super(v, c, size);
 	if (r == 0)

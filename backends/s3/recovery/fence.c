@@ -11,6 +11,7 @@
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/keys.h"
+#include "backends/s3/core/probe.h"
 #include "backends/s3/core/requests.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
@@ -213,6 +214,8 @@ int s3_recovery_stop_writer(struct s3_volume *v, struct s3_recovery *p)
 	r = s3_writeback_check(v, &p->chain);
 	if (r == 0)
 		r = check_end(v);
+	if (r == 0)
+		r = s3_volume_probe(v);
 	return r ? r : fence_ahead(v, p);
 }
 
@@ -231,6 +234,8 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 		struct s3_request req;
 
 		r = check_end(v);
+		if (r == 0)
+			r = s3_volume_probe(v);
 		if (r)
 			break;
 		/* The next even one, see fence_ahead(). */
