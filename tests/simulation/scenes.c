@@ -214,6 +214,25 @@ static void tune_full(struct s3_config *c)
 	c->gc_delay = 0;
 }
 
+/* All that can be freed is freed by a collection: there is room for a write then. */
+static void put_in_the_end(struct life *l)
+{
+	int r = -ENOSPC;
+
+	for (unsigned i = 0; r && i < 60; i++) {
+		if (i)
+			sim_sleep(SIM_SECOND);
+		r = ask_tool(l, "gc", "");
+		if (r == 0)
+			r = scene_put(l, 0, 64 * KIB);
+		if (r == 0)
+			r = backend_flush(l->device);
+	}
+	if (r)
+		sim_fail("full", "much was trimmed and collected, and a flush answers: %s",
+			strerror(-r));
+}
+
 static void meet_full_store(void)
 {
 	struct life *l = scene_newcomer();
@@ -236,19 +255,7 @@ static void meet_full_store(void)
 	r = backend_trim(l->device, 0, size, 0);
 	if (r)
 		sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
-	for (unsigned i = 0; i < 60; i++) {
-		r = ask_tool(l, "gc", "");
-		if (r == 0)
-			r = scene_put(l, 0, 64 * KIB);
-		if (r == 0)
-			r = backend_flush(l->device);
-		if (r == 0)
-			break;
-		sim_sleep(SIM_SECOND);
-	}
-	if (r)
-		sim_fail("full", "all was trimmed and collected, and a flush answers: %s",
-			strerror(-r));
+	put_in_the_end(l);
 	scene_end(l);
 }
 
@@ -341,6 +348,54 @@ static void meet_reserve(void)
 	scene_end(l);
 }
 
+/* ---- a full store: a server that ended there is followed by another one, which frees it ---- */
+
+static bool killed;
+
+static void *fill_store(void *opaque)
+{
+	struct life *l = opaque;
+	uint64_t at = open_with_reserve(l), objects, bytes;
+	int r = 0;
+
+	store_totals(&objects, &bytes);
+	store_room(bytes);
+	if (draw(2)) {
+		for (; r == 0 && at < RESERVED_SIZE; at += 64 * KIB)
+			r = scene_put(l, at, 64 * KIB);
+		flush_by_reserve(l, "of writes");
+	}
+	if (!killed)
+		scene_end(l);
+	l->done = true;
+	sim_wake_all(&l->changed);
+	while (killed)
+		sim_sleep(SIM_SECOND);
+	return NULL;
+}
+
+static void meet_full_open(void)
+{
+	struct life *l = scene_newcomer();
+	int r;
+
+	killed = draw(2);
+	l->process = sim_process_new();
+	sim_spawn(l->process, "first", fill_store, l);
+	while (!l->done)
+		sim_wait(&l->changed, SIM_NEVER, "wait for a full store", l);
+	if (killed)
+		sim_kill(l->process);
+	l = scene_newcomer();
+	scene_open(l, false);
+	r = backend_trim(l->device, 0, 8 * MIB, 0);
+	if (r)
+		sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
+	flush_by_reserve(l, "of a trim");
+	put_in_the_end(l);
+	scene_end(l);
+}
+
 /* ---- a slow line: that there is space again is seen although the reserve takes too long ---- */
 
 static void meet_slow_reserve(void)
@@ -410,7 +465,7 @@ void scene_run(void)
 {
 	static void (*const scenes[])(void) = {meet_memory, meet_outage, meet_restart,
 		meet_takeover, meet_late_snapshot, meet_unreadable, meet_full_store, meet_reserve,
-		meet_slow_reserve, meet_limits, meet_late_deletions, meet_new_name,
+		meet_full_open, meet_slow_reserve, meet_limits, meet_late_deletions, meet_new_name,
 		meet_failed_open, meet_slow_end, meet_refused_end};
 
 	store_serves();
