@@ -22,6 +22,18 @@ static void wait_full(struct device *d, bool full)
 	WAIT_UNTIL(device_counter(d, "store_full") == full, "store_full stays %d", !full);
 }
 
+/* Bytes of the reserve. */
+static uint64_t device_reserve(const struct device *d)
+{
+	struct s3_volume *v = volume_of(d);
+	uint64_t bytes;
+
+	pthread_mutex_lock(&v->lock);
+	bytes = v->reserve.state == S3_RESERVE_THERE ? v->reserve.bytes : 0;
+	pthread_mutex_unlock(&v->lock);
+	return bytes;
+}
+
 /* ---- a full store ---------------------------------------------------------------------------- */
 
 /* What was acknowledged waits in memory, and is stored when there is space. */
@@ -164,6 +176,63 @@ static void test_a_refused_open_in_a_full_store(void **state)
 	assert_int_equal(write_mib(&d, 48, 48), 0);
 	assert_int_equal(backend_flush(d.backend), 0);
 	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* What has died in a full store is covered by roots as small as can be. */
+static void test_roots_of_a_full_store(void **state)
+{
+	struct device d;
+	uint64_t light, full;
+	unsigned puts;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	full = device_counter(&d, "full_roots");
+	light = device_counter(&d, "light_roots");
+	/* One that does not fit leaves nothing behind, however often it is tried. */
+	fake_store_fail(S3_PUT, "/ckpt/", -ENOSPC, 1000000);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	puts = fake_store_requests(S3_PUT, "/log/");
+	WAIT_UNTIL(fake_store_failed() > 5, "no root is tried");
+	assert_in_range(fake_store_requests(S3_PUT, "/log/"), puts, puts + 1);
+	fake_store_fail(S3_PUT, "/ckpt/", 0, 0);
+	WAIT_UNTIL(device_counter(&d, "light_roots") >= light + 2, "there are no light roots");
+	assert_int_equal(device_counter(&d, "full_roots"), full);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* The reserve has room for a root that tells of a long log, as far as the volume is large enough. */
+static void test_a_reserve_for_a_large_root(void **state)
+{
+	static const unsigned roots[] = {2, 10}, least[] = {6, 7};
+	struct device d;
+	struct s3_volume *v;
+	uint64_t bits, bytes = 0;
+
+	(void)state;
+	open_full(&d, 1, 64);
+	fake_store_limit(0);
+	v = volume_of(&d);
+	pthread_mutex_lock(&v->lock);
+	bits = v->summary.bits;
+	pthread_mutex_unlock(&v->lock);
+	for (unsigned i = 0; i < 2; i++) {
+		pthread_mutex_lock(&v->lock);
+		v->summary.bits = 8 * (roots[i] * MIB / 2);
+		v->reserve.due = 0;
+		pthread_mutex_unlock(&v->lock);
+		WAIT_UNTIL((bytes = device_reserve(&d)) >= least[i] * MIB, "the reserve has %lu bytes",
+			(unsigned long)bytes);
+		assert_true(bytes <= 8 * MIB + MIB / 4);
+	}
+	pthread_mutex_lock(&v->lock);
+	v->summary.bits = bits;
+	pthread_mutex_unlock(&v->lock);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -437,6 +506,8 @@ int main(void)
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_full_store_is_opened),
 		cmocka_unit_test(test_a_refused_open_in_a_full_store),
+		cmocka_unit_test(test_roots_of_a_full_store),
+		cmocka_unit_test(test_a_reserve_for_a_large_root),
 		cmocka_unit_test(test_a_write_that_waits_in_a_full_store),
 		cmocka_unit_test(test_a_reserve_that_is_being_put),
 		cmocka_unit_test(test_an_end_beside_a_reserve),

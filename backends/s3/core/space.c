@@ -22,7 +22,7 @@
 
 /* A volume has a reserve when it takes this many times its size. */
 #define RESERVE_SHARE 8
-/* Besides what waits in memory: for roots and relocations. */
+/* Besides what waits in memory: for roots and relocations. It grows in steps of that. */
 #define RESERVE_MORE (UINT64_C(1) << 20)
 /* The reserve is the same bytes over and over. */
 #define PATTERN (UINT64_C(64) << 10)
@@ -229,17 +229,37 @@ static uint64_t look(struct s3_volume *v)
 	return s3_store_call(v->store, &req) == 0 ? req.object_size : 0;
 }
 
+/*
+ * Bytes of a whole reserve in a volume that has room for so many: what may wait in memory, and
+ * twice what the next root has to tell of the log; rather less for that than no reserve. 0: there
+ * is room for none. Under the lock.
+ */
+static uint64_t whole_reserve(struct s3_volume *v, uint64_t most)
+{
+	uint64_t batches = v->max_batches * v->batch_size, more;
+
+	more = (1 + 2 * (v->summary.bits / 8) / RESERVE_MORE) * RESERVE_MORE;
+	if (more > v->reserve.roots)
+		v->reserve.roots = more;
+	more = v->reserve.roots;
+	if (most < batches + RESERVE_MORE)
+		return 0;
+	if (most < batches + more)
+		more = (most - batches) / RESERVE_MORE * RESERVE_MORE;
+	return batches + more;
+}
+
 void s3_space_tend(struct s3_volume *v)
 {
-	uint64_t whole = v->max_batches * v->batch_size + RESERVE_MORE, bytes;
+	uint64_t whole, bytes;
 	enum s3_reserve_state before;
 	struct s3_objects_totals totals;
 	bool full, due, put, reported = false;
 	int r = 0;
 
 	s3_objects_totals(v->objects, &totals);
-	bytes = totals.bytes >= RESERVE_SHARE * whole ? whole : 0;
 	pthread_mutex_lock(&v->lock);
+	whole = bytes = whole_reserve(v, totals.bytes / RESERVE_SHARE);
 	full = v->refused == -ENOSPC;
 	before = v->reserve.state;
 	/* Shows that there is space, also over a line on which a whole one has taken too long. */

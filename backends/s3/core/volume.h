@@ -92,6 +92,7 @@ struct s3_reserve {
 	bool wanted;		   /* while it is put: must be deleted at once */
 	_Atomic unsigned made;	   /* times that it was deleted and made room */
 	uint64_t bytes;		   /* 0: none, or not known */
+	uint64_t roots;		   /* of these for roots and relocations, at most up to now */
 	uint64_t due;		   /* when it may be put next, ns, monotonic */
 	uint64_t pause;		   /* ns after a PUT that took too long; 0: there was none */
 	struct s3_request request; /* that deletes it */

@@ -85,7 +85,7 @@ static int put(struct s3_volume *v, const char *key, const void *data, size_t le
 static int capture(struct s3_volume *v, struct checkpoint *c)
 {
 	struct s3_objects_totals totals;
-	uint64_t price;
+	uint64_t price, worth;
 
 	s3_objects_totals(v->objects, &totals);
 	/* A block written at random takes 8 bytes in memory and 6 in a region. */
@@ -96,8 +96,12 @@ static int capture(struct s3_volume *v, struct checkpoint *c)
 	c->log_bytes = v->log_bytes_since_full;
 	pthread_mutex_unlock(&v->lock);
 	c->unknown = c->summary.failed;
+	worth = c->summary.bits / 8;
+	/* In a full store the smaller one has to do. */
+	if (atomic_load(&v->refused) != -ENOSPC && worth < c->log_bytes / FULL_SHARE)
+		worth = c->log_bytes / FULL_SHARE;
 	c->full = c->step || v->full_wanted || c->unknown || v->n_summaries >= MAX_SUMMARIES ||
-		  price <= c->summary.bits / 8 || price <= c->log_bytes / FULL_SHARE;
+		  price <= worth;
 	if (!c->full)
 		return 0;
 

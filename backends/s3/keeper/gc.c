@@ -240,11 +240,19 @@ static int order_checkpoint(struct s3_volume *v, void *opaque)
 	return s3_checkpoint(v);
 }
 
-/* A checkpoint after an empty object of the log, so that there is something new. */
+/*
+ * A checkpoint that covers more than the last one; after an empty object of the log only if there
+ * is nothing else, since those of a full store that fail would fill what is left of it.
+ */
 static int order_new_checkpoint(struct s3_volume *v, void *opaque)
 {
-	int r = s3_log_mark(v, NULL);
+	bool covered;
+	int r;
 
+	pthread_mutex_lock(&v->lock);
+	covered = v->applied == v->checkpoint;
+	pthread_mutex_unlock(&v->lock);
+	r = covered ? s3_log_mark(v, NULL) : 0;
 	(void)opaque;
 	return r ? r : s3_checkpoint(v);
 }
