@@ -3,8 +3,11 @@
  * the volume. */
 #include <errno.h>
 #include <limits.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
 
+#include "backends/s3/client/client.h"
 #include "backends/s3/lifecycle/lifecycle.h"
 #include "tests/unit/s3_direct_volume.h"
 
@@ -98,6 +101,38 @@ static void test_a_refusal_is_not_the_end(void **state)
 	reopen(&d);
 	expect(&d, 0, 2 * MIB);
 	expect(&d, 3 * MIB, 4096);
+	device_close(&d);
+	fake_store_reset();
+}
+
+static _Atomic bool no_threads; /* for requests */
+
+int __real_s3_store_submit(struct s3_store *s, struct s3_request *req);
+int __wrap_s3_store_submit(struct s3_store *s, struct s3_request *req);
+
+int __wrap_s3_store_submit(struct s3_store *s, struct s3_request *req)
+{
+	if (!no_threads || req->op != S3_PUT)
+		return __real_s3_store_submit(s, req);
+	req->deadline = 1; /* as with retry-deadline= */
+	return -EAGAIN;
+}
+
+/* Nor is a request that cannot even be made, whatever retry-deadline= says. */
+static void test_a_request_that_cannot_be_made(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create(&d, "");
+	no_threads = true;
+	assert_int_equal(device_write(&d, pattern(model, MIB, 19), MIB, 0, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	no_threads = false;
+	device_flush_at_last(&d);
+	device_close(&d);
+	reopen(&d);
+	expect(&d, 0, MIB);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -231,6 +266,7 @@ int main(void)
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_trim_frees_a_full_store),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
+		cmocka_unit_test(test_a_request_that_cannot_be_made),
 		cmocka_unit_test(test_a_rest_that_is_refused),
 		cmocka_unit_test(test_a_deletion_that_is_refused),
 		cmocka_unit_test(test_a_store_that_refuses_holds_up_no_end),

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -33,6 +34,21 @@ void *__wrap_s3_slab_take(struct s3_slab *s, size_t bytes, size_t *room)
 	if (pieces_left > 0)
 		pieces_left--;
 	return __real_s3_slab_take(s, bytes, room);
+}
+
+/* There is no memory for a batch of the log. */
+static _Atomic bool no_batches;
+
+void *__real_mmap64(void *at, size_t length, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap64(void *at, size_t length, int protection, int flags, int fd, off_t offset);
+
+void *__wrap_mmap64(void *at, size_t length, int protection, int flags, int fd, off_t offset)
+{
+	if (no_batches && length == MIB) {
+		errno = ENOMEM;
+		return MAP_FAILED;
+	}
+	return __real_mmap64(at, length, protection, flags, fd, offset);
 }
 
 /* The last thread that a volume starts with cannot be made. */
@@ -130,6 +146,34 @@ static void test_no_memory_for_all_of_a_write(void **state)
 	fake_store_reset();
 }
 
+/* Changes and collections fail that have no memory for a batch: nothing has changed, and others go
+ * on. */
+static void test_no_memory_for_a_batch(void **state)
+{
+	static uint8_t data[MIB / 4];
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "gc-delay=0;create=on;size=64M");
+	no_batches = true;
+	assert_int_equal(device_write(&d, data, sizeof data, 0, 0), -ENOMEM);
+	no_batches = false;
+	for (unsigned i = 0; i < 2; i++)
+		assert_int_equal(device_write(&d, data, sizeof data, i * MIB, BACKEND_FUA), 0);
+	device_close(&d);
+	device_open(&d, &s3_backend, COMMON "gc-delay=0");
+	no_batches = true;
+	assert_int_equal(backend_trim(d.backend, 0, BLOCK, 0), -ENOMEM);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), -ENOMEM);
+	no_batches = false;
+	assert_int_equal(backend_trim(d.backend, 0, BLOCK, 0), 0);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /*
  * A part of a block waits for memory with the rest of that block in hand. The object that it is
  * from stays until then: a place in another one of its number would look the same.
@@ -215,6 +259,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_no_memory_for_all_of_a_write),
+		cmocka_unit_test(test_no_memory_for_a_batch),
 		cmocka_unit_test(test_an_edge_that_waits_holds_its_object),
 		cmocka_unit_test(test_threads_that_cannot_be_made),
 	};

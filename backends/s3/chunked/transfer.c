@@ -112,6 +112,8 @@ void s3_chunk_put(struct s3_direct *d, struct s3_chunk *c)
 	}
 	r = s3_store_submit(d->v->store, &c->request);
 	if (r) {
+		/* It has not been tried up to a deadline. */
+		c->request.deadline = 0;
 		c->request.result = -EIO;
 		strcpy(c->request.message, "cannot be stored: out of memory");
 		store_done(&c->request);

@@ -168,6 +168,7 @@ int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 	struct s3_batch *b = NULL;
 	uint32_t slot = S3_NO_SLOT;
 	uint64_t moved;
+	bool torn = false;
 	int r;
 
 	pthread_mutex_lock(&v->lock);
@@ -191,6 +192,7 @@ int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 
 		r = s3_map_relocate(v->map, b->seq, record->lba, record->count, source,
 			record->source_offset, slot, record->offset, &moved);
+		torn = r != 0;
 		if (r == 0 && moved) {
 			s3_header_add(&b->writer, record);
 			b->n_records++;
@@ -200,7 +202,7 @@ int s3_log_relocate(struct s3_volume *v, const struct s3_object *object,
 	if (r == 0)
 		s3_objects_seal(v->objects, slot, b->seq);
 	pthread_mutex_unlock(&v->lock);
-	if (r == -ENOMEM)
+	if (torn)
 		s3_volume_fail(v, r, "out of memory for the map");
 	return r;
 }

@@ -75,6 +75,7 @@ static int reserve(struct s3_write *w, uint64_t lba, uint64_t count, const struc
 	struct s3_volume *v = w->v;
 	struct s3_batch *b;
 	struct s3_run now;
+	bool torn = false;
 	int r;
 
 	pthread_mutex_lock(&v->lock);
@@ -102,7 +103,8 @@ static int reserve(struct s3_write *w, uint64_t lba, uint64_t count, const struc
 		/* Even if the map has received only a part of them: it must not find other blocks
 		 * there. */
 		b->blocks += place->count;
-		if (r) {
+		torn = r != 0;
+		if (torn) {
 			set_copied(place, S3_COPIED_NEVER);
 			sum(v, place);
 		}
@@ -115,7 +117,7 @@ static int reserve(struct s3_write *w, uint64_t lba, uint64_t count, const struc
 		atomic_fetch_add(&b->writers, 1);
 	}
 	pthread_mutex_unlock(&v->lock);
-	if (r == -ENOMEM)
+	if (torn)
 		s3_volume_fail(v, r, "out of memory for the map");
 	return r;
 }
@@ -139,6 +141,7 @@ static void publish(struct s3_volume *v, const struct place *place)
 static int append_zero(struct s3_write *w)
 {
 	struct s3_volume *v = w->v;
+	bool torn = false;
 	int r;
 
 	pthread_mutex_lock(&v->lock);
@@ -158,6 +161,7 @@ static int append_zero(struct s3_write *w)
 		struct s3_batch *b = v->open;
 
 		r = s3_map_punch(v->map, b->seq, w->lba, w->end - w->lba);
+		torn = r != 0;
 		s3_log_add_record(
 			b, &(struct s3_record){
 				   .op = S3_RECORD_ZERO, .lba = w->lba, .count = w->end - w->lba});
@@ -165,7 +169,7 @@ static int append_zero(struct s3_write *w)
 		w->lba = w->end;
 	}
 	pthread_mutex_unlock(&v->lock);
-	if (r == -ENOMEM)
+	if (torn)
 		s3_volume_fail(v, r, "out of memory for the map");
 	return r;
 }
