@@ -175,6 +175,38 @@ static void test_no_memory_for_a_batch(void **state)
 }
 
 /*
+ * Where there is memory for one batch only, a write waits for it, and the volume goes on meanwhile:
+ * it puts again what the store has refused.
+ */
+static void test_memory_for_one_batch(void **state)
+{
+	static uint8_t data[MIB];
+	struct asked second;
+	struct timespec before, after;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "create=on;size=64M");
+	assert_int_equal(device_write(&d, data, sizeof data, 0, 0), 0);
+	no_batches = true;
+	fake_store_fail(S3_PUT, "/log/", -EACCES, 2);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+	ask(&d, &second, BACKEND_WRITE, data, sizeof data, MIB);
+	alarm(20);
+	assert_int_equal(result_of(&second), 0);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+	alarm(0);
+	/* The store is asked again after half a second, and after a whole one. */
+	assert_true(after.tv_sec * 1000 + after.tv_nsec / 1000000 <
+		    before.tv_sec * 1000 + before.tv_nsec / 1000000 + 700);
+	no_batches = false;
+	device_flush_at_last(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/*
  * A part of a block waits for memory with the rest of that block in hand. The object that it is
  * from stays until then: a place in another one of its number would look the same.
  */
@@ -260,6 +292,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_no_memory_for_all_of_a_write),
 		cmocka_unit_test(test_no_memory_for_a_batch),
+		cmocka_unit_test(test_memory_for_one_batch),
 		cmocka_unit_test(test_an_edge_that_waits_holds_its_object),
 		cmocka_unit_test(test_threads_that_cannot_be_made),
 	};

@@ -27,6 +27,7 @@ void s3_batch_release(struct s3_volume *v, struct s3_batch *b)
 		return;
 	b->next = v->free_batches;
 	v->free_batches = b;
+	v->scarce = false;
 	if (v->stalled)
 		pthread_cond_signal(&v->sealer_work);
 	pthread_cond_broadcast(&v->quiet);

@@ -74,6 +74,7 @@ static int open_batch(struct s3_volume *v)
 		if (v->n_batches >= v->max_batches)
 			return S3_LOG_STALLED;
 		b = make_batch(v);
+		v->scarce = !b && v->n_batches;
 		if (!b)
 			return v->n_batches ? S3_LOG_STALLED : -ENOMEM;
 		v->n_batches++;

@@ -92,7 +92,8 @@ static bool can_resume(struct s3_volume *v)
 		return false;
 	if (atomic_load(&v->failed) || v->open)
 		return true;
-	return !s3_log_window_full(v) && (v->free_batches || v->n_batches < v->max_batches);
+	return !s3_log_window_full(v) &&
+	       (v->free_batches || (v->n_batches < v->max_batches && !v->scarce));
 }
 
 /* The writes that wait, in order, until one has to wait again. */
