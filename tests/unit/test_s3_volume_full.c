@@ -180,6 +180,27 @@ static void test_a_refused_open_in_a_full_store(void **state)
 	fake_store_reset();
 }
 
+/* Nor does a clone that is made of what the server has, beside it. */
+static void test_a_clone_beside_a_server(void **state)
+{
+	struct device d, reader;
+	uint64_t full;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	fake_store_limit(0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	full = fake_store_bytes();
+	fake_store_limit(full);
+	device_open(&reader, &s3_backend, COMMON "uploads=1;memory=16M;readonly=on");
+	assert_int_equal(s3_volume_clone(volume_of(&reader), "s", "userblk", "c"), -ENOSPC);
+	device_close(&reader);
+	assert_int_equal(fake_store_bytes(), full);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* What has died in a full store is covered by roots as small as can be. */
 static void test_roots_of_a_full_store(void **state)
 {
@@ -506,6 +527,7 @@ int main(void)
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_full_store_is_opened),
 		cmocka_unit_test(test_a_refused_open_in_a_full_store),
+		cmocka_unit_test(test_a_clone_beside_a_server),
 		cmocka_unit_test(test_roots_of_a_full_store),
 		cmocka_unit_test(test_a_reserve_for_a_large_root),
 		cmocka_unit_test(test_a_write_that_waits_in_a_full_store),

@@ -141,8 +141,9 @@ bool s3_space_make(struct s3_volume *v, unsigned made, const char *why)
 	char key[S3_KEY_MAX + 1];
 	bool tell, ours;
 
-	/* A volume that is about to be made has none. */
-	if (v->super.layout == S3_LAYOUT_DIRECT || memcmp(v->super.uuid, unknown, S3_UUID) == 0)
+	/* A volume that is about to be made has none; that of another server is not a reader's. */
+	if (v->super.layout == S3_LAYOUT_DIRECT || v->backend.readonly ||
+		memcmp(v->super.uuid, unknown, S3_UUID) == 0)
 		return false;
 	pthread_mutex_lock(&v->lock);
 	tell = s3_space_refused(v, -ENOSPC);
