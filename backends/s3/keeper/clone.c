@@ -165,6 +165,9 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
 			new_volume);
 	if (!s3_snapshot_find(parent, snapshot, &found))
 		return s3_snapshot_refuse_unknown(parent, snapshot);
+	r = s3_snapshot_check_space(parent, snapshot);
+	if (r)
+		return r;
 	if (super.n_parents > S3_PARENTS_MAX)
 		return s3_volume_refuse(parent, -EMLINK,
 			"clone: volume %s is the %dth of a chain of clones, the last possible; "

@@ -197,6 +197,16 @@ static int store_own_root(void *opaque, struct s3_volume *v, const void *data, s
 	return 0;
 }
 
+int s3_snapshot_check_space(struct s3_volume *v, const char *name)
+{
+	if (atomic_load(&v->refused) != -ENOSPC)
+		return 0;
+	return s3_volume_refuse(v, -ENOSPC,
+		"snapshot=%s: the store of volume %s is full; free space, or add some, and try "
+		"again",
+		name, v->name);
+}
+
 static int create(struct s3_volume *v, void *opaque)
 {
 	struct creation *c = opaque;
@@ -204,8 +214,10 @@ static int create(struct s3_volume *v, void *opaque)
 		.change = enter, .root = store_own_root, .opaque = c};
 	char mark[S3_KEY_MAX + 1];
 	struct s3_request req;
-	int r = settle(v);
+	int r = s3_snapshot_check_space(v, c->name);
 
+	if (r == 0)
+		r = settle(v);
 	if (r == 0 && s3_snapshot_find(v, c->name, &c->snapshot))
 		return refuse_existing(v, c->name);
 	if (r == 0)

@@ -22,6 +22,8 @@ int s3_snapshot_put(struct s3_volume *v, const char *key, const void *data, size
 int s3_snapshot_head(struct s3_volume *v, const char *key, struct s3_request *req);
 /* 0, or -EINVAL, reported: not a name of a snapshot. */
 int s3_snapshot_check_name(struct s3_volume *v, const char *name);
+/* In a full store nothing is made that takes room and frees none: 0, or -ENOSPC, reported. */
+int s3_snapshot_check_space(struct s3_volume *v, const char *name);
 /* What the volume knows of a snapshot. False: nothing. */
 bool s3_snapshot_find(struct s3_volume *v, const char *name, struct s3_root_snapshot *snapshot);
 /* Tells that there is no snapshot of that name. -ENOENT. */
