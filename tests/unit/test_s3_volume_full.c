@@ -232,6 +232,32 @@ static void test_no_snapshot_in_a_full_store(void **state)
 	fake_store_reset();
 }
 
+/* Nor is it taken for what a collection does only when it is told to, or for the ends of a zero. */
+static void test_no_compaction_in_a_full_store(void **state)
+{
+	struct device d;
+	uint64_t full;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	full = fake_store_bytes();
+	for (unsigned i = 1; i < 45; i++)
+		assert_int_equal(backend_trim(d.backend, i * MIB, MIB / 2, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(device_counter(&d, "store_full"), 1);
+	assert_int_equal(backend_zero(d.backend, 100, 8192, 0), -ENOSPC);
+	assert_int_equal(backend_zero(d.backend, 0, 8192, 0), 0);
+	pause_ms(2000);
+	assert_int_equal(fake_store_put_bytes("/gc/"), 0);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	assert_true(fake_store_put_bytes("/gc/") > 0);
+	assert_true(fake_store_bytes() < full - 12 * MIB);
+	wait_full(&d, false);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* What has died in a full store is covered by roots as small as can be. */
 static void test_roots_of_a_full_store(void **state)
 {
@@ -560,6 +586,7 @@ int main(void)
 		cmocka_unit_test(test_a_refused_open_in_a_full_store),
 		cmocka_unit_test(test_a_clone_beside_a_server),
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),
+		cmocka_unit_test(test_no_compaction_in_a_full_store),
 		cmocka_unit_test(test_roots_of_a_full_store),
 		cmocka_unit_test(test_a_reserve_for_a_large_root),
 		cmocka_unit_test(test_a_write_that_waits_in_a_full_store),

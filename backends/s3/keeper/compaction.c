@@ -246,6 +246,8 @@ void s3_gc_compact_if_needed(struct s3_volume *v)
 	small = t.small > GC_SMALL + 2 * t.live / v->batch_blocks;
 	/* What is dead goes without our help. */
 	sparse = (t.live + t.held) * 100 < (t.blocks - t.dead_blocks) * GC_USED;
-	if ((!small && !sparse) || s3_gc_compact(v, sparse ? S3_GC_SPARSE : 0, small) <= 0)
+	/* What room there is in a full store is for trims, roots, and a collection on demand. */
+	if (atomic_load(&v->refused) == -ENOSPC || (!small && !sparse) ||
+		s3_gc_compact(v, sparse ? S3_GC_SPARSE : 0, small) <= 0)
 		s3_room_leave(v);
 }

@@ -59,10 +59,10 @@ static void sum(const struct s3_volume *v, const struct place *place)
 		place->batch->crcs[place->first + i] = s3_crc32c(0, data, v->block_size);
 }
 
-/* Does a full store refuse it? What space there is is for those that free some. */
-static bool refused(const struct s3_write *w)
+/* Does a full store refuse data? What space there is is for what frees some. */
+static bool is_full(const struct s3_volume *v)
 {
-	return s3_log_has_data(w) && atomic_load(&w->v->refused) == -ENOSPC;
+	return atomic_load(&v->refused) == -ENOSPC;
 }
 
 /*
@@ -80,8 +80,9 @@ static int reserve(struct s3_write *w, uint64_t lba, uint64_t count, const struc
 
 	pthread_mutex_lock(&v->lock);
 	r = v->stalled && !w->on_heap ? S3_LOG_STALLED : 0;
-	/* Also one that has waited: the reserve has room for what was in memory by then. */
-	if (refused(w))
+	/* Also one that has waited: the reserve has room for what was in memory by then. And the
+	 * ends of a zero, which are data. */
+	if (is_full(v))
 		r = -ENOSPC;
 	if (r == 0)
 		r = s3_log_make_room(v, true, 1);
@@ -411,7 +412,7 @@ void s3_write(struct s3_volume *v, struct backend_request *request)
 
 	if (r == 0)
 		r = atomic_load(&v->failed);
-	if (r == 0 && refused(&w))
+	if (r == 0 && s3_log_has_data(&w) && is_full(v))
 		r = -ENOSPC;
 	if (r) {
 		request->done(request, r);
