@@ -312,6 +312,7 @@ static void meet_reserve(void)
 	struct life *l = scene_newcomer();
 	uint64_t at = open_with_reserve(l), length, objects, bytes;
 	const struct s3_volume *v = (const struct s3_volume *)l->device;
+	uint64_t reserve = v->reserve.bytes;
 	int r = 0;
 
 	store_totals(&objects, &bytes);
@@ -336,7 +337,7 @@ static void meet_reserve(void)
 	/* From now on there is room for the reserve, or for what is put while it is
 	 * not there. */
 	store_totals(&objects, &bytes);
-	store_room(bytes + v->max_batches * v->batch_size + MIB + draw(4) * KIB);
+	store_room(bytes + reserve + draw(4) * KIB);
 	for (unsigned i = 0; i < 8; i++) {
 		for (unsigned j = 0; j < 3000 && v->reserve.state != S3_RESERVE_PUTTING; j++)
 			sim_sleep(SIM_SECOND / 1000);

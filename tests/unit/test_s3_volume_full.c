@@ -81,7 +81,7 @@ static void open_full(struct device *d, unsigned uploads, unsigned written)
 		assert_int_equal(write_mib(d, n, n), 0);
 	assert_int_equal(backend_flush(d->backend), 0);
 	/* The reserve, of which nobody knows when it is put. */
-	WAIT_UNTIL(fake_store_put_bytes("/probe/") >= MIB, "there is no reserve");
+	WAIT_UNTIL(device_reserve(d) >= MIB, "there is no reserve");
 	fake_store_limit(fake_store_bytes());
 }
 
@@ -279,6 +279,19 @@ static void test_roots_of_a_full_store(void **state)
 	fake_store_fail(S3_PUT, "/ckpt/", 0, 0);
 	WAIT_UNTIL(device_counter(&d, "light_roots") >= light + 2, "there are no light roots");
 	assert_int_equal(device_counter(&d, "full_roots"), full);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* The reserve has room for batches whose every block has a record and a checksum. */
+static void test_a_reserve_for_headers(void **state)
+{
+	struct device d;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	assert_true(device_reserve(&d) >= 3 * (MIB + MIB / 4096 * (16 + 4)) + MIB);
 	fake_store_limit(0);
 	device_close(&d);
 	fake_store_reset();
@@ -588,6 +601,7 @@ int main(void)
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),
 		cmocka_unit_test(test_no_compaction_in_a_full_store),
 		cmocka_unit_test(test_roots_of_a_full_store),
+		cmocka_unit_test(test_a_reserve_for_headers),
 		cmocka_unit_test(test_a_reserve_for_a_large_root),
 		cmocka_unit_test(test_a_write_that_waits_in_a_full_store),
 		cmocka_unit_test(test_a_reserve_that_is_being_put),

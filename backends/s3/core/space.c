@@ -231,13 +231,15 @@ static uint64_t look(struct s3_volume *v)
 }
 
 /*
- * Bytes of a whole reserve in a volume that has room for so many: what may wait in memory, and
- * twice what the next root has to tell of the log; rather less for that than no reserve. 0: there
- * is room for none. Under the lock.
+ * Bytes of a whole reserve in a volume that has room for so many: what may wait in memory, with a
+ * record for each block, and twice what the next root has to tell of the log; rather less for that
+ * than no reserve. 0: there is room for none. Under the lock.
  */
 static uint64_t whole_reserve(struct s3_volume *v, uint64_t most)
 {
-	uint64_t batches = v->max_batches * v->batch_size, more;
+	uint64_t header = s3_header_room(
+		v->batch_blocks, v->batch_blocks, v->shift, v->super.features);
+	uint64_t batches = v->max_batches * (v->batch_size + header), more;
 
 	more = (1 + 2 * (v->summary.bits / 8) / RESERVE_MORE) * RESERVE_MORE;
 	if (more > v->reserve.roots)
