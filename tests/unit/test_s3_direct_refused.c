@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backends/s3/client/client.h"
 #include "backends/s3/lifecycle/lifecycle.h"
@@ -80,6 +81,37 @@ static void test_a_trim_frees_a_full_store(void **state)
 	device_close(&d);
 	reopen(&d);
 	expect(&d, 0, 6 * MIB);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A new chunk for which a full store has no room does not hold up others, which replace theirs. */
+static void test_a_chunk_that_does_not_fit(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create(&d, ";uploads=1");
+	assert_int_equal(device_write(&d, pattern(model, MIB, 22), MIB, 0, BACKEND_FUA), 0);
+	fake_store_limit(fake_store_bytes());
+	pattern(model, 4096, 23);
+	pattern(model + 5 * MIB, 4096, 24);
+	/* Parts of chunks, which wait for a flush. */
+	assert_int_equal(device_write(&d, model + 5 * MIB, 4096, 5 * MIB, 0), 0);
+	assert_int_equal(device_write(&d, model, 4096, 0, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	for (unsigned i = 0; i < PATIENCE * 10 && memcmp(there, model, MIB) != 0; i++) {
+		usleep(100000);
+		fake_store_object(CHUNK("00"), there, MIB);
+	}
+	assert_memory_equal(there, model, MIB);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	fake_store_limit(0);
+	device_flush_at_last(&d);
+	device_close(&d);
+	reopen(&d);
+	expect(&d, 0, MIB);
+	expect(&d, 5 * MIB, 4096);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -265,6 +297,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_trim_frees_a_full_store),
+		cmocka_unit_test(test_a_chunk_that_does_not_fit),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
 		cmocka_unit_test(test_a_request_that_cannot_be_made),
 		cmocka_unit_test(test_a_rest_that_is_refused),

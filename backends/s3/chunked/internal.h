@@ -50,6 +50,7 @@ struct s3_chunk {
 	bool store_next;	    /* it is loaded in order to be stored */
 	uint64_t dirtied;	    /* number, in the order in which chunks became dirty */
 	uint64_t since;		    /* when; ns */
+	uint64_t tried;		    /* number of its last try while the store refused; 0: none */
 	uint8_t *data;		    /* NULL: nothing of it is in memory */
 	uint8_t *known;		    /* of each block: data holds it */
 	uint32_t n_known;	    /* how many */
@@ -94,6 +95,7 @@ struct s3_direct {
 	bool deletion_failing; /* the same of deletions */
 	bool space_again;      /* to be reported when the lock is released */
 	uint64_t retry_ns;     /* while the store refuses: when a chunk is put again */
+	uint64_t tries;	       /* while it does */
 	struct s3_request check;
 	struct iovec check_iov;
 	char super_key[S3_KEY_MAX + 1];
@@ -160,7 +162,7 @@ void s3_direct_fail(struct s3_direct *d, const struct s3_request *req);
 void s3_chunk_put(struct s3_direct *d, struct s3_chunk *c);
 /* Reads what is not known of a chunk that has an object. False: no memory. */
 bool s3_chunk_load(struct s3_direct *d, struct s3_chunk *c, bool store_next);
-/* Starts to store what is due, the oldest first. */
+/* Starts to store what is due, the oldest first; if the store refuses, in turn. */
 void s3_direct_begin_stores(struct s3_direct *d);
 /* All of a chunk becomes zeroes. */
 void s3_chunk_cut(struct s3_direct *d, struct s3_chunk *c, struct s3_chunk_piece *p);

@@ -228,24 +228,50 @@ static void begin_store(struct s3_direct *d, struct s3_chunk *c)
 	queue_put(d, c);
 }
 
+/* May the store have a chunk now, or is it better kept for a while? */
+static bool is_due(const struct s3_direct *d, const struct s3_chunk *c, uint64_t now)
+{
+	bool pressed = !TAILQ_EMPTY(&d->stalled) || d->n_dirty - d->storing > d->max_buffers / 2;
+
+	return c->state == S3_CHUNK_IDLE &&
+	       (pressed || c->full || c->dirtied <= d->want_up_to || now >= c->since + IDLE_NS);
+}
+
+/*
+ * To a store that refuses, one after the other: the one that has waited for the longest since it
+ * was tried, for the store may have room for another one that it has not for the oldest.
+ */
+static void try_next(struct s3_direct *d, uint64_t now)
+{
+	struct s3_chunk *c, *next = NULL;
+
+	if (d->storing || now < d->retry_ns)
+		return;
+	TAILQ_FOREACH(c, &d->dirty, dirt)
+	if (is_due(d, c, now) && (!next || c->tried < next->tried))
+		next = c;
+	if (!next)
+		return;
+	next->tried = ++d->tries;
+	begin_store(d, next);
+}
+
 void s3_direct_begin_stores(struct s3_direct *d)
 {
-	bool refused = atomic_load(&d->v->refused) != 0;
 	uint64_t now = s3_now();
 	struct s3_chunk *c;
 
-	if (atomic_load(&d->v->failed) || (refused && now < d->retry_ns))
+	if (atomic_load(&d->v->failed))
 		return;
+	if (atomic_load(&d->v->refused)) {
+		try_next(d, now);
+		return;
+	}
 	TAILQ_FOREACH(c, &d->dirty, dirt)
 	{
-		bool pressed =
-			!TAILQ_EMPTY(&d->stalled) || d->n_dirty - d->storing > d->max_buffers / 2;
-
-		if (d->storing >= (refused ? 1 : d->uploads))
+		if (d->storing >= d->uploads)
 			return;
-		if (c->state == S3_CHUNK_IDLE &&
-			(pressed || c->full || c->dirtied <= d->want_up_to ||
-				now >= c->since + IDLE_NS))
+		if (is_due(d, c, now))
 			begin_store(d, c);
 	}
 }
