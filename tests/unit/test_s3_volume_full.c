@@ -590,6 +590,29 @@ static void test_a_rollback_waits_for_the_store(void **state)
 	fake_store_reset();
 }
 
+/* Nor does it end with an error while the store refuses its record, and happen after that. */
+static void test_a_rollback_that_is_refused(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create_volume(&d);
+	put_mib(&d, 0, 1);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	put_mib(&d, 0, 2);
+	fake_store_fail(S3_PUT, "/log/", -EACCES, 3);
+	assert_int_equal(s3_snapshot_rollback(volume_of(&d), "s"), 0);
+	assert_int_equal(fake_store_failed(), 3);
+	check_mib(&d, 0, 1);
+	put_mib(&d, 1, 3);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
+	check_mib(&d, 0, 1);
+	check_mib(&d, 1, 3);
+	device_close(&d);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -613,6 +636,7 @@ int main(void)
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
 		cmocka_unit_test(test_a_refusal_is_told_once),
 		cmocka_unit_test(test_a_rollback_waits_for_the_store),
+		cmocka_unit_test(test_a_rollback_that_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

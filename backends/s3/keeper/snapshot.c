@@ -447,9 +447,12 @@ static int roll_back(struct s3_volume *v, void *opaque)
 	}
 	if (r == 0)
 		r = s3_log_mark(v, &(struct s3_record){.op = S3_RECORD_RESET, .seq = snapshot.seq});
-	/* When that is in the log it has happened: a crash from here on replays it. */
+	/*
+	 * When that is in the log it has happened: a crash from here on replays it. It is on its
+	 * way there, and cannot be taken back, whatever the store says meanwhile.
+	 */
 	if (r == 0)
-		r = s3_log_drain(v);
+		r = s3_log_drain_at_last(v);
 	if (r)
 		return r;
 	s3_failpoint(S3_FAIL_ROLLBACK_LOG_AFTER);

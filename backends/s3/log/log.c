@@ -75,7 +75,8 @@ void s3_log_end(struct s3_volume *v, struct s3_lag *lag)
 		s3_log_give_up(v);
 }
 
-int s3_log_wait(struct s3_volume *v, uint64_t seq)
+/* patient: also for a store that refuses it. */
+static int wait_for(struct s3_volume *v, uint64_t seq, bool patient)
 {
 	int r;
 
@@ -83,7 +84,7 @@ int s3_log_wait(struct s3_volume *v, uint64_t seq)
 	if (v->open && v->open->seq <= seq)
 		s3_log_close_for_flush(v);
 	while ((r = atomic_load(&v->failed)) == 0 && v->frontier < seq) {
-		if (s3_log_is_blocked(v)) {
+		if (!patient && s3_log_is_blocked(v)) {
 			r = v->refused;
 			break;
 		}
@@ -93,14 +94,29 @@ int s3_log_wait(struct s3_volume *v, uint64_t seq)
 	return r;
 }
 
-int s3_log_drain(struct s3_volume *v)
+static uint64_t newest(struct s3_volume *v)
 {
 	uint64_t seq;
 
 	pthread_mutex_lock(&v->lock);
 	seq = v->applied;
 	pthread_mutex_unlock(&v->lock);
-	return s3_log_wait(v, seq);
+	return seq;
+}
+
+int s3_log_wait(struct s3_volume *v, uint64_t seq)
+{
+	return wait_for(v, seq, false);
+}
+
+int s3_log_drain(struct s3_volume *v)
+{
+	return wait_for(v, newest(v), false);
+}
+
+int s3_log_drain_at_last(struct s3_volume *v)
+{
+	return wait_for(v, newest(v), true);
 }
 
 /* Adds a record that the next one cannot continue. */

@@ -33,6 +33,8 @@ void s3_log_end(struct s3_volume *v, struct s3_lag *lag);
  * store that refuses it. 0 or negative errno.
  */
 int s3_log_drain(struct s3_volume *v);
+/* The same, however long the store refuses it: only a failure of the volume ends it. */
+int s3_log_drain_at_last(struct s3_volume *v);
 /* Answers everything that waits, after a failure. */
 void s3_log_give_up(struct s3_volume *v);
 /*
