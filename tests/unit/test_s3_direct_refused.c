@@ -91,7 +91,11 @@ static void test_a_chunk_that_does_not_fit(void **state)
 	struct device d;
 
 	(void)state;
-	create(&d, ";uploads=1");
+	fake_store_reset();
+	device_open(&d, &s3_backend,
+		"volume=v;endpoint=http://127.0.0.1;bucket=abc;memory=8M;batch-size=1M;uploads=1;"
+		"create=on;size=%u;layout=direct;chunk-size=1M",
+		SIZE);
 	assert_int_equal(device_write(&d, pattern(model, MIB, 22), MIB, 0, BACKEND_FUA), 0);
 	fake_store_limit(fake_store_bytes());
 	pattern(model, 4096, 23);

@@ -284,6 +284,54 @@ static void test_roots_of_a_full_store(void **state)
 	fake_store_reset();
 }
 
+/* What dies while as much is being deleted is covered, too. */
+static void test_deaths_beside_deletions(void **state)
+{
+	struct device d;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	fake_store_hold_answers(S3_DELETE_MANY, "/log/", false);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_wait_held(S3_DELETE_MANY, "/log/");
+	fake_store_limit(fake_store_bytes() + MIB / 8);
+	assert_int_equal(backend_trim(d.backend, 16 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_release(S3_DELETE_MANY, NULL);
+	WAIT_UNTIL(device_counter(&d, "deleted") >= 16, "what has died stays");
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Once: a root that covers an earlier one says nothing of its own that would have to be covered. */
+static void test_deaths_are_covered_once(void **state)
+{
+	unsigned roots;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend,
+		"endpoint=http://127.0.0.1;bucket=abc;batch-size=1M;volume=v;uploads=1;memory=16M;"
+		"create=on;size=128M;gc-delay=600");
+	for (unsigned n = 0; n < 48; n++)
+		assert_int_equal(write_mib(&d, n, n), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	WAIT_UNTIL(device_reserve(&d) >= MIB, "there is no reserve");
+	fake_store_limit(fake_store_bytes());
+	roots = fake_store_requests(S3_PUT, "/root");
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	WAIT_UNTIL(fake_store_requests(S3_PUT, "/root") >= roots + 2, "there are no roots");
+	pause_ms(2000);
+	assert_in_range(fake_store_requests(S3_PUT, "/root"), roots + 2, roots + 4);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* The reserve has room for batches whose every block has a record and a checksum. */
 static void test_a_reserve_for_headers(void **state)
 {
@@ -624,6 +672,8 @@ int main(void)
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),
 		cmocka_unit_test(test_no_compaction_in_a_full_store),
 		cmocka_unit_test(test_roots_of_a_full_store),
+		cmocka_unit_test(test_deaths_beside_deletions),
+		cmocka_unit_test(test_deaths_are_covered_once),
 		cmocka_unit_test(test_a_reserve_for_headers),
 		cmocka_unit_test(test_a_reserve_for_a_large_root),
 		cmocka_unit_test(test_a_write_that_waits_in_a_full_store),

@@ -139,24 +139,25 @@ void *s3_keeper(void *volume)
 
 /*
  * In a full store nothing more is written, so that no root comes by itself that would let go
- * what has died: by a trim, say. dead: how many objects there were the last time.
+ * what has died: by a trim, say. deaths: how many there had been the last time. They count, since
+ * of the dead some go, and the roots themselves add objects without data to them.
  */
-static void cover_if_full(struct s3_volume *v, uint64_t *dead)
+static void cover_if_full(struct s3_volume *v, uint64_t *deaths)
 {
-	struct s3_objects_totals t;
+	uint64_t now;
 
 	if (atomic_load(&v->refused) != -ENOSPC)
 		return;
-	s3_objects_totals(v->objects, &t);
-	if (t.dead > *dead && s3_gc_cover(v))
+	now = s3_objects_deaths(v->objects);
+	if (now != *deaths && s3_gc_cover(v))
 		return;
-	*dead = t.dead;
+	*deaths = now;
 }
 
 void *s3_collector(void *volume)
 {
 	struct s3_volume *v = volume;
-	uint64_t next = s3_now() + GC_INTERVAL_NS, dead = 0, delete_ns = 0;
+	uint64_t next = s3_now() + GC_INTERVAL_NS, deaths = 0, delete_ns = 0;
 	size_t n;
 
 	v->next_sweep_ns = s3_now() + v->gc_delay_ns;
@@ -177,7 +178,7 @@ void *s3_collector(void *volume)
 			s3_gc_compact_if_needed(v);
 			if (s3_now() >= v->next_sweep_ns)
 				s3_gc_sweep(v);
-			cover_if_full(v, &dead);
+			cover_if_full(v, &deaths);
 			next = s3_now() + (s3_now() - began) * GC_PAUSE + GC_INTERVAL_NS / 10;
 			pthread_mutex_lock(&v->lock);
 		} else {

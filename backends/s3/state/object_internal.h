@@ -77,7 +77,7 @@ struct s3_objects {
 	uint32_t hash_size;
 	struct s3_objects_snapshot_entry *snapshots; /* ascending */
 	size_t n_snapshots;
-	uint64_t objects, small, dead, bytes, blocks, dead_bytes, dead_blocks, allocated;
+	uint64_t objects, small, dead, deaths, bytes, blocks, dead_bytes, dead_blocks, allocated;
 };
 
 #define s3_for_each_slot(o, n)                                                                     \

@@ -238,6 +238,7 @@ void s3_objects_set_dead(struct s3_objects *o, struct s3_slot *s, bool dead)
 		return;
 	s->dead = dead;
 	o->dead += change;
+	o->deaths += dead && s->blocks;
 	if (!s->origin) {
 		o->dead_bytes += change * s->bytes;
 		o->dead_blocks += change * s->blocks;
@@ -602,4 +603,14 @@ void s3_objects_totals(struct s3_objects *o, struct s3_objects_totals *totals)
 		totals->memory +=
 			sizeof *o->snapshots + o->snapshots[i].n_held * sizeof(struct s3_held);
 	pthread_mutex_unlock(&o->lock);
+}
+
+uint64_t s3_objects_deaths(struct s3_objects *o)
+{
+	uint64_t deaths;
+
+	pthread_mutex_lock(&o->lock);
+	deaths = o->deaths;
+	pthread_mutex_unlock(&o->lock);
+	return deaths;
 }

@@ -109,6 +109,8 @@ struct s3_objects_totals {
 	uint64_t memory; /* bytes of the table */
 };
 void s3_objects_totals(struct s3_objects *o, struct s3_objects_totals *totals);
+/* How many objects with data have died, those that are removed by now included. */
+uint64_t s3_objects_deaths(struct s3_objects *o);
 
 /* ---- snapshots ----------------------------------------------------------------- */
 
