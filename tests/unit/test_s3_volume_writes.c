@@ -51,6 +51,17 @@ void *__wrap_mmap64(void *at, size_t length, int protection, int flags, int fd, 
 	return __real_mmap64(at, length, protection, flags, fd, offset);
 }
 
+/* The table of objects is as full as it may become by writes. */
+static _Atomic bool crowded;
+
+bool __real_s3_objects_crowded(struct s3_objects *o);
+bool __wrap_s3_objects_crowded(struct s3_objects *o);
+
+bool __wrap_s3_objects_crowded(struct s3_objects *o)
+{
+	return crowded || __real_s3_objects_crowded(o);
+}
+
 /* The last thread that a volume starts with cannot be made. */
 static _Atomic bool no_collector;
 
@@ -174,6 +185,29 @@ static void test_no_memory_for_a_batch(void **state)
 	fake_store_reset();
 }
 
+/* Where there may be no more objects writes have no space, and what frees some goes on. */
+static void test_as_many_objects_as_there_may_be(void **state)
+{
+	static uint8_t data[MIB / 4];
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "gc-delay=0;create=on;size=64M");
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(device_write(&d, data, sizeof data, i * MIB, BACKEND_FUA), 0);
+	crowded = true;
+	assert_int_equal(device_write(&d, data, sizeof data, 0, 0), -ENOSPC);
+	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	assert_true(device_counter(&d, "gc_objects") > 0);
+	crowded = false;
+	assert_int_equal(device_write(&d, data, sizeof data, 0, BACKEND_FUA), 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /*
  * Where there is memory for one batch only, a write waits for it, and the volume goes on meanwhile:
  * it puts again what the store has refused.
@@ -293,6 +327,7 @@ int main(void)
 		cmocka_unit_test(test_no_memory_for_all_of_a_write),
 		cmocka_unit_test(test_no_memory_for_a_batch),
 		cmocka_unit_test(test_memory_for_one_batch),
+		cmocka_unit_test(test_as_many_objects_as_there_may_be),
 		cmocka_unit_test(test_an_edge_that_waits_holds_its_object),
 		cmocka_unit_test(test_threads_that_cannot_be_made),
 	};

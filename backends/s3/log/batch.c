@@ -175,5 +175,7 @@ int s3_log_make_room(struct s3_volume *v, bool data, uint32_t records)
 	if (b &&
 		((data && b->blocks == v->batch_blocks) || b->n_records + records > max_records(v)))
 		s3_log_close_batch(v);
-	return v->open ? S3_LOG_DONE : open_batch(v);
+	if (v->open)
+		return S3_LOG_DONE;
+	return data && s3_objects_crowded(v->objects) ? -ENOSPC : open_batch(v);
 }

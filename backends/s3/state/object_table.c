@@ -17,6 +17,8 @@
 #include "backends/s3/state/object_table.h"
 
 #define HASH_MIN 1024u
+/* Of all slots one in 64 is kept for objects without new data. */
+#define OBJECTS_OF_DATA (S3_TABLE_CHUNKS * (S3_TABLE_CHUNK - 1))
 
 static bool is_small(const struct s3_objects *o, const struct s3_slot *s)
 {
@@ -386,6 +388,16 @@ void s3_objects_seal(struct s3_objects *o, uint32_t slot, uint64_t seq)
 	s3_objects_seal_slot(s3_objects_slot(o, slot));
 	relist(o, slot, seq);
 	pthread_mutex_unlock(&o->lock);
+}
+
+bool s3_objects_crowded(struct s3_objects *o)
+{
+	bool crowded;
+
+	pthread_mutex_lock(&o->lock);
+	crowded = o->objects >= OBJECTS_OF_DATA;
+	pthread_mutex_unlock(&o->lock);
+	return crowded;
 }
 
 void s3_objects_describe(struct s3_slot *s, struct s3_object *object)

@@ -62,6 +62,8 @@ uint32_t s3_objects_find(struct s3_objects *o, uint8_t origin, uint64_t id);
 /* The same, pinned. */
 uint32_t s3_objects_find_pinned(struct s3_objects *o, uint8_t origin, uint64_t id);
 void s3_objects_get(struct s3_objects *o, uint32_t slot, struct s3_object *object);
+/* Is the rest of the table for objects that free others: trims, and what is moved? */
+bool s3_objects_crowded(struct s3_objects *o);
 
 /* A read is under way, or has ended: the slot keeps its object. s3_map_lookup() pins. */
 void s3_objects_pin(struct s3_objects *o, uint32_t slot);
