@@ -267,7 +267,7 @@ static void tune_reserve(struct s3_config *c)
 	c->uploads = 1 + draw(4);
 	c->memory = 4 * MIB;
 	c->checkpoint = 1000;
-	c->gc_delay = draw(2) * 600;
+	c->gc_delay = draw(2) * 60;
 }
 
 static void flush_by_reserve(struct life *l, const char *what)
@@ -336,7 +336,7 @@ static void meet_reserve(void)
 	flush_by_reserve(l, "of a trim");
 	/* However long it is full, there is room for another one. */
 	sim_sleep(draw(300) * SIM_SECOND);
-	r = backend_trim(l->device, 12 * MIB, 1 * MIB, 0);
+	r = backend_trim(l->device, 12 * MIB - 512 * KIB, 512 * KIB, 0);
 	if (r)
 		sim_fail("full", "a trim on a full store answers: %s", strerror(-r));
 	flush_by_reserve(l, "of a trim after a while");
