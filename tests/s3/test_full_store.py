@@ -19,7 +19,7 @@ RUN = 23
 MIB = 1 << 20
 SIZE_MIB = 128
 TIMEOUT_S = 60.0
-# Three batches of 1 MiB, so that a volume of 32 MiB has a reserve (of 4).
+# Three batches of 1 MiB, so that a volume of 33 MiB has a reserve (of 4).
 SMALL = {"batch_size": "1M", "uploads": "1", "memory": "16M", "gc_delay": "0"}
 
 

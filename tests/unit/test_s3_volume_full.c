@@ -232,7 +232,7 @@ static void test_no_snapshot_in_a_full_store(void **state)
 	fake_store_reset();
 }
 
-/* Nor is it taken for what a collection does only when it is told to, or for the ends of a zero. */
+/* Nor is it taken for a collection that nobody asked for, or for the ends of a zero. */
 static void test_no_compaction_in_a_full_store(void **state)
 {
 	struct device d;
@@ -393,7 +393,7 @@ static void test_a_write_that_waits_in_a_full_store(void **state)
 
 	(void)state;
 	open_full(&d, 1, 48);
-	/* All of them: the store is not to be found full before it waits. */
+	/* All of them: the store must not be found full before it waits. */
 	fake_store_hold(S3_PUT, "/log/");
 	assert_int_equal(pthread_create(&writer, NULL, write_large, &d), 0);
 	WAIT_UNTIL(device_counter(&d, "stalls") > 0, "it does not wait");

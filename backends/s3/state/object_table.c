@@ -17,7 +17,7 @@
 #include "backends/s3/state/object_table.h"
 
 #define HASH_MIN 1024u
-/* Of all slots one in 64 is kept for objects without new data. */
+/* One slot in 64 is kept for objects without new data. */
 #define OBJECTS_OF_DATA (S3_TABLE_CHUNKS * (S3_TABLE_CHUNK - 1))
 
 static bool is_small(const struct s3_objects *o, const struct s3_slot *s)
