@@ -274,12 +274,33 @@ static void test_roots_of_a_full_store(void **state)
 	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
 	assert_int_equal(backend_flush(d.backend), 0);
 	puts = fake_store_requests(S3_PUT, "/log/");
-	WAIT_UNTIL(fake_store_failed() > 5, "no root is tried");
+	WAIT_UNTIL(fake_store_failed() > 2, "no root is tried");
 	assert_in_range(fake_store_requests(S3_PUT, "/log/"), puts, puts + 1);
 	fake_store_fail(S3_PUT, "/ckpt/", 0, 0);
 	WAIT_UNTIL(device_counter(&d, "light_roots") >= light + 2, "there are no light roots");
 	assert_int_equal(device_counter(&d, "full_roots"), full);
 	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A root that is refused may yet arrive, so that the next one needs a number: it is tried seldom. */
+static void test_a_root_that_is_refused(void **state)
+{
+	struct device d;
+	unsigned puts;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	fake_store_fail(S3_PUT, "/root", -ENOSPC, 1000000);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	puts = fake_store_requests(S3_PUT, "/log/");
+	pause_ms(6000);
+	assert_in_range(fake_store_failed(), 2, 4);
+	assert_in_range(fake_store_requests(S3_PUT, "/log/"), puts, puts + 4);
+	fake_store_limit(0);
+	fake_store_fail(S3_PUT, "/root", 0, 0);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -673,6 +694,7 @@ int main(void)
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),
 		cmocka_unit_test(test_no_compaction_in_a_full_store),
 		cmocka_unit_test(test_roots_of_a_full_store),
+		cmocka_unit_test(test_a_root_that_is_refused),
 		cmocka_unit_test(test_deaths_beside_deletions),
 		cmocka_unit_test(test_deaths_are_covered_once),
 		cmocka_unit_test(test_a_reserve_for_headers),

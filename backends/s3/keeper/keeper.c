@@ -16,6 +16,9 @@
 #define GC_INTERVAL_NS UINT64_C(1000000000)
 /* What a store does not delete is left alone that long. */
 #define DELETE_PAUSE_NS UINT64_C(10000000000)
+/* The pause after roots that a full store did not take, at first and at last. */
+#define COVER_PAUSE	 UINT64_C(1000000000)
+#define COVER_PAUSE_LAST (600 * COVER_PAUSE)
 
 struct s3_order {
 	struct s3_order *next;
@@ -137,27 +140,45 @@ void *s3_keeper(void *volume)
 	return NULL;
 }
 
+/* The roots of a full store. */
+struct cover {
+	uint64_t deaths;     /* that they cover */
+	uint64_t due, pause; /* ns, of the next attempt after one that failed */
+};
+
 /*
  * In a full store nothing more is written, so that no root comes by itself that would let go
- * what has died: by a trim, say. deaths: how many there had been the last time. They count, since
- * of the dead some go, and the roots themselves add objects without data to them.
+ * what has died: by a trim, say. Deaths count, since of the dead some go, and the roots themselves
+ * add objects without data to them. Roots that fail may each leave something behind, and are tried
+ * again after a pause.
  */
-static void cover_if_full(struct s3_volume *v, uint64_t *deaths)
+static void cover_if_full(struct s3_volume *v, struct cover *c)
 {
-	uint64_t now;
+	uint64_t deaths;
 
-	if (atomic_load(&v->refused) != -ENOSPC)
+	if (atomic_load(&v->refused) != -ENOSPC) {
+		c->due = c->pause = 0;
 		return;
-	now = s3_objects_deaths(v->objects);
-	if (now != *deaths && s3_gc_cover(v))
+	}
+	deaths = s3_objects_deaths(v->objects);
+	if (deaths == c->deaths || s3_now() < c->due)
 		return;
-	*deaths = now;
+	if (s3_gc_cover(v) == 0) {
+		c->deaths = deaths;
+		c->due = c->pause = 0;
+		return;
+	}
+	c->pause = c->pause ? 2 * c->pause : COVER_PAUSE;
+	if (c->pause > COVER_PAUSE_LAST)
+		c->pause = COVER_PAUSE_LAST;
+	c->due = s3_now() + c->pause;
 }
 
 void *s3_collector(void *volume)
 {
 	struct s3_volume *v = volume;
-	uint64_t next = s3_now() + GC_INTERVAL_NS, deaths = 0, delete_ns = 0;
+	uint64_t next = s3_now() + GC_INTERVAL_NS, delete_ns = 0;
+	struct cover cover = {0};
 	size_t n;
 
 	v->next_sweep_ns = s3_now() + v->gc_delay_ns;
@@ -178,7 +199,7 @@ void *s3_collector(void *volume)
 			s3_gc_compact_if_needed(v);
 			if (s3_now() >= v->next_sweep_ns)
 				s3_gc_sweep(v);
-			cover_if_full(v, &deaths);
+			cover_if_full(v, &cover);
 			next = s3_now() + (s3_now() - began) * GC_PAUSE + GC_INTERVAL_NS / 10;
 			pthread_mutex_lock(&v->lock);
 		} else {
