@@ -151,6 +151,28 @@ static void test_a_full_store_is_opened(void **state)
 	fake_store_reset();
 }
 
+/* An end took the reserve: what it left is not for writes of the next server, either. */
+static void test_a_store_that_was_full_before(void **state)
+{
+	struct device d;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	device_close(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), 0);
+	wait_full(&d, true);
+	assert_holds(d.reported.error, "the store has no space for the reserve of the volume; ");
+	assert_int_equal(write_mib(&d, 64, 64), -ENOSPC);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 24 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	wait_full(&d, false);
+	put_mib(&d, 64, 64);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void ignore_error(void *opaque, const char *message)
 {
 	(void)opaque;
@@ -284,7 +306,8 @@ static void test_roots_of_a_full_store(void **state)
 	fake_store_reset();
 }
 
-/* A root that is refused may yet arrive, so that the next one needs a number: it is tried seldom. */
+/* A root that is refused may yet arrive, so that the next one needs a number: it is tried seldom.
+ */
 static void test_a_root_that_is_refused(void **state)
 {
 	struct device d;
@@ -366,7 +389,8 @@ static void test_a_reserve_for_headers(void **state)
 	fake_store_reset();
 }
 
-/* The reserve has room for a root that tells of a long log, as far as the volume is large enough. */
+/* The reserve has room for a root that tells of a long log, as far as the volume is large enough.
+ */
 static void test_a_reserve_for_a_large_root(void **state)
 {
 	static const unsigned roots[] = {2, 10}, least[] = {6, 7};
@@ -386,8 +410,8 @@ static void test_a_reserve_for_a_large_root(void **state)
 		v->summary.bits = 8 * (roots[i] * MIB / 2);
 		v->reserve.due = 0;
 		pthread_mutex_unlock(&v->lock);
-		WAIT_UNTIL((bytes = device_reserve(&d)) >= least[i] * MIB, "the reserve has %lu bytes",
-			(unsigned long)bytes);
+		WAIT_UNTIL((bytes = device_reserve(&d)) >= least[i] * MIB,
+			"the reserve has %lu bytes", (unsigned long)bytes);
 		assert_true(bytes <= 8 * MIB + MIB / 4);
 	}
 	pthread_mutex_lock(&v->lock);
@@ -689,6 +713,7 @@ int main(void)
 		cmocka_unit_test(test_nothing_is_lost_in_a_full_store),
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_full_store_is_opened),
+		cmocka_unit_test(test_a_store_that_was_full_before),
 		cmocka_unit_test(test_a_refused_open_in_a_full_store),
 		cmocka_unit_test(test_a_clone_beside_a_server),
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),

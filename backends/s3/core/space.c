@@ -237,8 +237,8 @@ static uint64_t look(struct s3_volume *v)
  */
 static uint64_t whole_reserve(struct s3_volume *v, uint64_t most)
 {
-	uint64_t header = s3_header_room(
-		v->batch_blocks, v->batch_blocks, v->shift, v->super.features);
+	uint64_t header =
+		s3_header_room(v->batch_blocks, v->batch_blocks, v->shift, v->super.features);
 	uint64_t batches = v->max_batches * (v->batch_size + header), more;
 
 	more = (1 + 2 * (v->summary.bits / 8) / RESERVE_MORE) * RESERVE_MORE;
@@ -257,7 +257,7 @@ void s3_space_tend(struct s3_volume *v)
 	uint64_t whole, bytes;
 	enum s3_reserve_state before;
 	struct s3_objects_totals totals;
-	bool full, due, put, reported = false;
+	bool full, due, put, found = false, reported = false;
 	int r = 0;
 
 	s3_objects_totals(v->objects, &totals);
@@ -287,6 +287,9 @@ void s3_space_tend(struct s3_volume *v)
 							  : S3_RESERVE_UNKNOWN;
 	if (r == 0 && put)
 		v->reserve.bytes = bytes;
+	/* It was full before this server, or is about to be: what is left is the reserve. */
+	if (r == -ENOSPC && !full && !v->reserve.bytes)
+		found = s3_space_refused(v, r);
 	/* The line is for the data. */
 	if (r == 0 && bytes == whole) {
 		v->reserve.pause = 0;
@@ -316,6 +319,8 @@ void s3_space_tend(struct s3_volume *v)
 	}
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
+	if (found)
+		s3_space_tell(v, -ENOSPC, "the store has no space for the reserve of the volume");
 	if (reported)
 		s3_space_tell_again(v);
 }

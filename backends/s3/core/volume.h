@@ -189,7 +189,7 @@ struct s3_volume {
 	struct s3_batch *resident[S3_WINDOW];
 	struct s3_batch *free_batches;
 	unsigned n_batches; /* made */
-	bool scarce;	    /* there was no memory for another one: one of them has to become free */
+	bool scarce; /* there was no memory for another one: one of them has to become free */
 	unsigned in_flight; /* closed and not uploaded */
 	unsigned unsealed;  /* closed and not yet given to the store */
 	uint64_t changes;   /* writes, trims and zeroes that the log has received */
