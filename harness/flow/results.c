@@ -53,8 +53,9 @@ const char *results_refused(const char *path)
 {
 	struct stat st;
 
-	/* A name that something else has, such as /dev/stdout, would be taken away from it. */
-	if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+	/* A name that something else has, such as the link /dev/stdout, would be taken away from
+	 * it. */
+	if (lstat(path, &st) == 0 && !S_ISREG(st.st_mode))
 		return "not a regular file";
 
 	FILE *f = results_open(path);

@@ -28,9 +28,14 @@ def merged(histograms: Iterable[Mapping[Name, int]]) -> Bins:
     return dict(sorted((int(name), count) for name, count in counts.items()))
 
 
+def _rank(percent: float, total: int) -> int:
+    """The nearest one, in integers: 99.9 / 100 is a little more than 0.999."""
+    return -(-round(percent * 10**6) * total // 10**8)
+
+
 def percentile(bins: Bins, percent: float) -> float:
     """By nearest rank, in the unit of the bins; 0 without a value."""
-    wanted, seen = percent * sum(bins.values()) / 100, 0
+    wanted, seen = _rank(percent, sum(bins.values())), 0
     for value in sorted(bins):
         seen += bins[value]
         if seen >= wanted:
@@ -66,7 +71,7 @@ def distribution(bins: Bins, percents: Sequence[float]) -> list[float | None]:
     percent = next(wanted, None)
     for value in sorted(bins):
         seen += bins[value]
-        while percent is not None and seen >= percent * total / 100:
+        while percent is not None and seen >= _rank(percent, total):
             values.append(float(value) if total * (1 - percent / 100) >= BEYOND - 1e-9 else None)
             percent = next(wanted, None)
     return values + [None] * (len(percents) - len(values))

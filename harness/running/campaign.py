@@ -274,8 +274,12 @@ def _take_kernel(asked: Mapping[str, Any]) -> str:
     began, now = asked.get("kernel"), named_kernel()
     if began is None or now == began:  # by a version that did not keep it
         return ""
-    if os.environ.get(KERNEL):
+    if os.environ.get(KERNEL) and {began, now} & set(LAB_KERNELS):
         raise ConfigError(f"{KERNEL}={os.environ[KERNEL]}: the campaign began with {began}; leave it out")
+    if os.environ.get(KERNEL):
+        return f"{KERNEL} is {now}; the campaign began with {began}."  # it may have moved
+    if began not in LAB_KERNELS and not Path(began).is_dir():
+        raise ConfigError(f"{KERNEL} is not set, and {began} of the campaign is gone; set it to where that is")
     os.environ[KERNEL] = began
     return f"{KERNEL} is {began}, as when the campaign began."
 

@@ -12,8 +12,9 @@ def test_percentiles() -> None:
     assert percentile({10: 98, 20: 1, 30: 1}, 99) == 20
     assert percentile({10: 1}, 50) == 10
     assert percentile({}, 50) == 0
-    exact = {1000: 9990, 50_000_000: 10}  # 99.9 / 100 is a little more than 0.999
-    assert percentile(exact, 99.9) == 1000 and distribution(exact, [50, 99.9]) == [1000, 1000]
+    for beyond in range(10, 200):  # in floating point 99.9 % of 41,000 is more than 40,959
+        exact = {1000: 999 * beyond, 50_000_000: beyond}
+        assert percentile(exact, 99.9) == 1000 and distribution(exact, [50, 99.9]) == [1000, 1000]
 
 
 def test_merging_adds_bins() -> None:

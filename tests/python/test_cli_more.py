@@ -306,7 +306,7 @@ def test_a_campaign_goes_on_with_the_kernel_that_it_began_with(tmp_path: Path, m
     assert LAB_KERNELS == KERNELS
     for named, kept in (("backports", "backports"), ("mine", str(mine))):
         monkeypatch.setenv("LAB_KERNEL", named)
-        directory = create(plan, tmp_path / named / "results", ["userblk", "run"])
+        directory = create(plan, tmp_path / f"results-{named}", ["userblk", "run"])
         assert take_guest(plan, directory) == []
         monkeypatch.setenv("LAB_KERNEL", "stable")
         with pytest.raises(ConfigError, match=f"LAB_KERNEL=stable: the campaign began with {kept}; leave it out"):
@@ -314,7 +314,12 @@ def test_a_campaign_goes_on_with_the_kernel_that_it_began_with(tmp_path: Path, m
         monkeypatch.delenv("LAB_KERNEL")
         assert take_guest(plan, directory) == [f"LAB_KERNEL is {kept}, as when the campaign began."]
         assert os.environ["LAB_KERNEL"] == kept
+    moved = mine.rename(tmp_path / "moved")
+    monkeypatch.setenv("LAB_KERNEL", str(moved))
+    assert take_guest(plan, directory) == [f"LAB_KERNEL is {moved}; the campaign began with {mine}."]
     monkeypatch.delenv("LAB_KERNEL")
+    with pytest.raises(ConfigError, match=f"LAB_KERNEL is not set, and {mine} of the campaign is gone"):
+        take_guest(plan, directory)
     assert take_guest(plan, create(plan, tmp_path / "results", ["userblk", "run"])) == []
 
 

@@ -700,12 +700,15 @@ def test_results_that_cannot_be_written_are_an_error_before_the_run(tmp_path: Pa
     """Something else's name is not taken away from it, as that of /dev/null was."""
     workload = write(tmp_path, READS.format("run 1"))
     os.mkfifo(tmp_path / "pipe")
-    cases = {"none/r.json": "No such file or directory", "pipe": "not a regular file", "": "not a regular file"}
+    (tmp_path / "target").write_text("there")
+    (tmp_path / "link").symlink_to("target")  # as /dev/stdout is one
+    cases = {"none/r.json": "No such file or directory"} | dict.fromkeys(("pipe", "link", ""), "not a regular file")
     for name, why in cases.items():
         done = run_flow("-q", "--json", tmp_path / name, *settings(tmp_path), workload)
         line = f"userblk-flow: --json {tmp_path / name}: {why}; name a file that can be written\n"
         assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
-    assert {path.name for path in tmp_path.iterdir()} == {"workload.f", "pipe"}
+    assert {path.name for path in tmp_path.iterdir()} == {"workload.f", "pipe", "target", "link"}
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "there"
     done = run_flow("--json=", "a.f")
     assert (done.returncode, "--json : No such file or directory" in done.stderr) == (2, True)
 
