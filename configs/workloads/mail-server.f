@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: BSD-3-Clause
 # A mail server: each thread deletes a mail, stores one, marks one as read, reads one;
-# what is stored is synced.
+# what is stored is synced. All mails are in one directory, whatever width is drawn for it.
 
 set $dir=/mnt/userblk
 set $nprocesses=1
 set $nthreads=16
 set $nfiles=1500000
 set $filesize=16k
-set $dirwidth=1500000
+set $dirwidth=1500000000
 set $iosize=1m
 set $appendsize=16k
 set $memsize=10m
