@@ -173,6 +173,24 @@ static void test_a_store_that_was_full_before(void **state)
 	fake_store_reset();
 }
 
+/* Space that is added beside a server which has only been read since its start is seen. */
+static void test_space_for_an_idle_server(void **state)
+{
+	struct device d;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+	assert_int_equal(device_counter(&d, "store_full"), 1);
+	check_mib(&d, 0, 0);
+	fake_store_limit(0);
+	wait_full(&d, false);
+	put_mib(&d, 64, 64);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void ignore_error(void *opaque, const char *message)
 {
 	(void)opaque;
@@ -714,6 +732,7 @@ int main(void)
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_full_store_is_opened),
 		cmocka_unit_test(test_a_store_that_was_full_before),
+		cmocka_unit_test(test_space_for_an_idle_server),
 		cmocka_unit_test(test_a_refused_open_in_a_full_store),
 		cmocka_unit_test(test_a_clone_beside_a_server),
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),

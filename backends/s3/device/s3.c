@@ -39,7 +39,13 @@ static int s3_open(
 
 static void s3_start(struct backend *b)
 {
-	s3_control_start(((struct s3_volume *)b)->control);
+	struct s3_volume *v = (struct s3_volume *)b;
+
+	/* A store that an open found full is looked after without a change, which would be refused:
+	 * space may be added. If there are no threads for that, the first change tries again. */
+	if (v->layout->has_log && !b->readonly && atomic_load(&v->refused))
+		v->layout->start(v);
+	s3_control_start(v->control);
 }
 
 static void s3_stop(struct backend *b)
