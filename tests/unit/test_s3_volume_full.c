@@ -191,6 +191,32 @@ static void test_space_for_an_idle_server(void **state)
 	fake_store_reset();
 }
 
+/* An error says nothing of the reserve: a PUT of it would need room for a second one. */
+static void test_a_reserve_that_is_not_seen(void **state)
+{
+	struct device d;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	fake_store_limit(0);
+	device_close(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+	/* No object is replaced, either. */
+	fake_store_limit(fake_store_bytes() - MIB);
+	fake_store_fail(S3_HEAD, "/probe/", -EIO, 1);
+	/* It has begun, without an object of the log. */
+	assert_int_equal(backend_trim(d.backend, 100 * MIB, MIB, 0), 0);
+	WAIT_UNTIL(fake_store_failed() == 1, "it does not look");
+	pause_ms(500);
+	assert_int_equal(device_counter(&d, "store_full"), 0);
+	WAIT_UNTIL(device_reserve(&d) >= MIB, "the reserve is not seen");
+	assert_int_equal(device_counter(&d, "store_full"), 0);
+	fake_store_limit(0);
+	put_mib(&d, 64, 64);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static void ignore_error(void *opaque, const char *message)
 {
 	(void)opaque;
@@ -733,6 +759,7 @@ int main(void)
 		cmocka_unit_test(test_a_full_store_is_opened),
 		cmocka_unit_test(test_a_store_that_was_full_before),
 		cmocka_unit_test(test_space_for_an_idle_server),
+		cmocka_unit_test(test_a_reserve_that_is_not_seen),
 		cmocka_unit_test(test_a_refused_open_in_a_full_store),
 		cmocka_unit_test(test_a_clone_beside_a_server),
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),

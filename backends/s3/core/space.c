@@ -215,8 +215,8 @@ static int put_reserve(struct s3_volume *v, uint64_t bytes)
 	return r;
 }
 
-/* Bytes of the reserve that is there; 0: none. */
-static uint64_t look(struct s3_volume *v)
+/* Bytes of the reserve that is there; 0: none. 0, or negative errno: that is not known. */
+static int look(struct s3_volume *v, uint64_t *bytes)
 {
 	char key[S3_KEY_MAX + 1];
 	struct s3_request req = {
@@ -226,8 +226,12 @@ static uint64_t look(struct s3_volume *v)
 		.retry_deadline = PATIENCE,
 	};
 
+	int r;
+
 	reserve_key(v, key);
-	return s3_store_call(v->store, &req) == 0 ? req.object_size : 0;
+	r = s3_store_call(v->store, &req);
+	*bytes = r == 0 ? req.object_size : 0;
+	return r == -ENOENT ? 0 : r;
 }
 
 /*
@@ -254,10 +258,10 @@ static uint64_t whole_reserve(struct s3_volume *v, uint64_t most)
 
 void s3_space_tend(struct s3_volume *v)
 {
-	uint64_t whole, bytes;
+	uint64_t whole, bytes, there = 0;
 	enum s3_reserve_state before;
 	struct s3_objects_totals totals;
-	bool full, due, put, found = false, reported = false;
+	bool full, due, put, looked = false, found = false, reported = false;
 	int r = 0;
 
 	s3_objects_totals(v->objects, &totals);
@@ -277,7 +281,12 @@ void s3_space_tend(struct s3_volume *v)
 	pthread_mutex_unlock(&v->lock);
 	if (!due)
 		return;
-	put = full || before != S3_RESERVE_UNKNOWN || (v->reserve.bytes = look(v)) < bytes;
+	put = full || before != S3_RESERVE_UNKNOWN;
+	if (!put) {
+		r = look(v, &there);
+		looked = r == 0;
+		put = looked && there < bytes;
+	}
 	if (put)
 		r = put_reserve(v, bytes);
 	pthread_mutex_lock(&v->lock);
@@ -285,15 +294,20 @@ void s3_space_tend(struct s3_volume *v)
 	v->reserve.state = r == 0			  ? S3_RESERVE_THERE
 			   : r == -ENOSPC || r == -ENOMEM ? before
 							  : S3_RESERVE_UNKNOWN;
+	if (looked)
+		v->reserve.bytes = there;
 	if (r == 0 && put)
 		v->reserve.bytes = bytes;
+	/* Not put over one that may be there, for which a store may have to have room for both. */
+	if (r && !put)
+		v->reserve.due = s3_now() + SECOND;
 	/* It was full before this server, or is about to be: what is left is the reserve. */
-	if (r == -ENOSPC && !full && !v->reserve.bytes)
+	if (r == -ENOSPC && put && !full && !v->reserve.bytes)
 		found = s3_space_refused(v, r);
 	/* The line is for the data. */
 	if (r == 0 && bytes == whole) {
 		v->reserve.pause = 0;
-	} else if (r == -EIO && bytes == whole) {
+	} else if (r == -EIO && put && bytes == whole) {
 		v->reserve.pause = v->reserve.pause ? 2 * v->reserve.pause : 2 * PAUSE;
 		if (v->reserve.pause > PAUSE_LAST)
 			v->reserve.pause = PAUSE_LAST;
