@@ -751,6 +751,28 @@ static void test_a_rollback_that_is_refused(void **state)
 	fake_store_reset();
 }
 
+/* Nor while it refuses its root: what is in the log has happened. */
+static void test_a_rollback_without_a_root(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create_volume(&d);
+	put_mib(&d, 0, 1);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	put_mib(&d, 0, 2);
+	fake_store_fail(S3_PUT, "/ckpt/", -ENOSPC, 1000000);
+	assert_int_equal(s3_snapshot_rollback(volume_of(&d), "s"), 0);
+	assert_true(fake_store_failed() > 0);
+	check_mib(&d, 0, 1);
+	crash(&d);
+	fake_store_fail(S3_PUT, "/ckpt/", 0, 0);
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
+	check_mib(&d, 0, 1);
+	device_close(&d);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -781,6 +803,7 @@ int main(void)
 		cmocka_unit_test(test_a_refusal_is_told_once),
 		cmocka_unit_test(test_a_rollback_waits_for_the_store),
 		cmocka_unit_test(test_a_rollback_that_is_refused),
+		cmocka_unit_test(test_a_rollback_without_a_root),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -464,7 +464,9 @@ static int roll_back(struct s3_volume *v, void *opaque)
 			"it was rolled back to snapshot %s, which cannot be read now", name);
 		return -EIO;
 	}
-	return s3_checkpoint(v);
+	/* The log has it, as what was flushed. A root that is refused is tried again. */
+	r = s3_checkpoint(v);
+	return atomic_load(&v->failed) ? r : 0;
 }
 
 /* By the collector: the objects that it looks at change. */
