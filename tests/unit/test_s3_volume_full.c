@@ -3,11 +3,13 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "backends/params.h"
 #include "backends/s3/admin/control.h"
 #include "backends/s3/base/clock.h"
 #include "backends/s3/core/config.h"
+#include "backends/s3/core/keys.h"
 #include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/lifecycle/lifecycle.h"
@@ -170,6 +172,74 @@ static void test_a_store_that_was_full_before(void **state)
 	put_mib(&d, 64, 64);
 	fake_store_limit(0);
 	device_close(&d);
+	fake_store_reset();
+}
+
+/* Nor before it has looked whether there is a reserve: what writes took then trims would lack. */
+static void test_the_first_writes_in_a_full_store(void **state)
+{
+	struct device d;
+	unsigned n = 64;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	device_close(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+	while (n < 128 && write_mib(&d, n, n) == 0)
+		n++;
+	assert_int_equal(n, 64);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 24 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	wait_full(&d, false);
+	put_mib(&d, 64, 64);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Writes go on as soon as there is an answer, and soon without one. */
+static void test_the_first_writes_wait_for_an_answer(void **state)
+{
+	enum { ANSWERED, FAILED, NOT_ANSWERED, NOT_PUT, CASES };
+	char key[S3_KEY_MAX + 1];
+	struct s3_name name = {.kind = S3_NAME_PROBE};
+	struct s3_volume *v;
+	struct device d;
+	bool undecided;
+
+	(void)state;
+	for (unsigned i = 0; i < CASES; i++) {
+		open_full(&d, 1, 48);
+		fake_store_limit(0);
+		memcpy(name.uuid, volume_of(&d)->super.uuid, S3_UUID);
+		s3_volume_key(volume_of(&d), &name, key);
+		device_close(&d);
+		device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+		if (i == FAILED)
+			fake_store_fail(S3_HEAD, "/probe/", -EIO, 1);
+		else if (i == NOT_ANSWERED)
+			fake_store_hold(S3_HEAD, "/probe/");
+		else if (i == NOT_PUT)
+			fake_store_hold(S3_PUT, "/probe/");
+		if (i == NOT_PUT)
+			fake_store_set(key, NULL, 0);
+		assert_int_equal(write_mib(&d, 64, 64), 0);
+		assert_int_equal(write_mib(&d, 65, 65), 0);
+		v = volume_of(&d);
+		pthread_mutex_lock(&v->lock);
+		undecided = v->reserve.undecided;
+		pthread_mutex_unlock(&v->lock);
+		assert_int_equal(undecided, i == NOT_ANSWERED || i == NOT_PUT);
+		assert_int_equal(device_counter(&d, "stalls") > 0, true);
+		fake_store_release(S3_HEAD, NULL);
+		WAIT_UNTIL(device_reserve(&d) >= MIB, "there is no reserve");
+		device_close(&d);
+		device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+		check_mib(&d, 64, 64);
+		check_mib(&d, 65, 65);
+		device_close(&d);
+	}
 	fake_store_reset();
 }
 
@@ -780,6 +850,8 @@ int main(void)
 		cmocka_unit_test(test_a_full_store_is_freed),
 		cmocka_unit_test(test_a_full_store_is_opened),
 		cmocka_unit_test(test_a_store_that_was_full_before),
+		cmocka_unit_test(test_the_first_writes_in_a_full_store),
+		cmocka_unit_test(test_the_first_writes_wait_for_an_answer),
 		cmocka_unit_test(test_space_for_an_idle_server),
 		cmocka_unit_test(test_a_reserve_that_is_not_seen),
 		cmocka_unit_test(test_a_refused_open_in_a_full_store),

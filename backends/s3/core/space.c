@@ -33,6 +33,8 @@
  */
 #define PAUSE	   (60 * SECOND)
 #define PAUSE_LAST (64 * PAUSE)
+/* The first writes of a server wait for a decision, but no longer. */
+#define DECISION (3 * SECOND)
 
 static void reserve_key(const struct s3_volume *v, char *key)
 {
@@ -256,6 +258,37 @@ static uint64_t whole_reserve(struct s3_volume *v, uint64_t most)
 	return batches + more;
 }
 
+void s3_space_begin(struct s3_volume *v)
+{
+	struct s3_objects_totals totals;
+
+	s3_objects_totals(v->objects, &totals);
+	v->reserve.undecided = !v->backend.readonly && !v->refused &&
+			       v->reserve.state == S3_RESERVE_UNKNOWN &&
+			       whole_reserve(v, totals.bytes / RESERVE_SHARE);
+	v->reserve.decide_by = 0;
+}
+
+uint64_t s3_space_undecided(struct s3_volume *v)
+{
+	if (!v->reserve.undecided)
+		return 0;
+	if (!v->reserve.decide_by) {
+		v->reserve.decide_by = s3_now() + DECISION;
+		pthread_cond_signal(&v->collector_work);
+	}
+	return s3_now() < v->reserve.decide_by ? v->reserve.decide_by : 0;
+}
+
+/* Data writes that waited for it go on, or fail. Under the lock. */
+static void decide(struct s3_volume *v)
+{
+	if (!v->reserve.undecided)
+		return;
+	v->reserve.undecided = false;
+	pthread_cond_broadcast(&v->sealer_work);
+}
+
 void s3_space_tend(struct s3_volume *v)
 {
 	uint64_t whole, bytes, there = 0;
@@ -277,6 +310,8 @@ void s3_space_tend(struct s3_volume *v)
 	if (due) {
 		v->reserve.due = s3_now() + (full ? SECOND : PAUSE);
 		v->reserve.state = S3_RESERVE_PUTTING;
+	} else {
+		decide(v);
 	}
 	pthread_mutex_unlock(&v->lock);
 	if (!due)
@@ -286,6 +321,13 @@ void s3_space_tend(struct s3_volume *v)
 		r = look(v, &there);
 		looked = r == 0;
 		put = looked && there < bytes;
+		/* With any of it the store is not taken for full, and without an answer it may not
+		 * be. */
+		if (r || there) {
+			pthread_mutex_lock(&v->lock);
+			decide(v);
+			pthread_mutex_unlock(&v->lock);
+		}
 	}
 	if (put)
 		r = put_reserve(v, bytes);
@@ -304,6 +346,7 @@ void s3_space_tend(struct s3_volume *v)
 	/* It was full before this server, or is about to be: what is left is the reserve. */
 	if (r == -ENOSPC && put && !full && !v->reserve.bytes)
 		found = s3_space_refused(v, r);
+	decide(v);
 	/* The line is for the data. */
 	if (r == 0 && bytes == whole) {
 		v->reserve.pause = 0;

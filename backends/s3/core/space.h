@@ -26,6 +26,13 @@ unsigned s3_space_made(const struct s3_volume *v);
 bool s3_space_ask(struct s3_volume *v, unsigned made);
 /* The same, waited for, of a PUT outside of the log. True: try again. why: the store's message. */
 bool s3_space_make(struct s3_volume *v, unsigned made, const char *why);
+/* Under the lock, before there are threads: is the store full, although nothing was refused yet? */
+void s3_space_begin(struct s3_volume *v);
+/*
+ * Under the lock: until when, ns, data writes wait, because that is not decided; 0: they go on. The
+ * first that asks has the collector decide it.
+ */
+uint64_t s3_space_undecided(struct s3_volume *v);
 /* Puts the reserve when there is space for it, which ends a time without; by the collector. */
 void s3_space_tend(struct s3_volume *v);
 

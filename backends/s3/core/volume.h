@@ -90,6 +90,8 @@ enum s3_reserve_state {
 struct s3_reserve {
 	enum s3_reserve_state state;
 	bool wanted;		   /* while it is put: must be deleted at once */
+	bool undecided;		   /* it may be gone since the store was full before */
+	uint64_t decide_by;	   /* ns, until when data writes wait for that; 0: none does */
 	_Atomic unsigned made;	   /* times that it was deleted and made room */
 	uint64_t bytes;		   /* 0: none, or not known */
 	uint64_t roots;		   /* of these for roots and relocations, at most up to now */

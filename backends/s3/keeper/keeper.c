@@ -188,6 +188,10 @@ void *s3_collector(void *volume)
 			run_order(v, &v->collections, &v->collections_tail);
 		} else if (atomic_load(&v->failed)) {
 			pthread_cond_wait(&v->collector_work, &v->lock);
+		} else if (v->reserve.undecided && v->reserve.decide_by) {
+			pthread_mutex_unlock(&v->lock);
+			s3_space_tend(v);
+			pthread_mutex_lock(&v->lock);
 		} else if (s3_now() >= next) {
 			uint64_t began = s3_now();
 

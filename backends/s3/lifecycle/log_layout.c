@@ -11,6 +11,7 @@
 #include "backends/s3/core/batch.h"
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/format/transform.h"
@@ -146,6 +147,7 @@ static int start_threads(struct s3_volume *v)
 	pthread_mutex_lock(&v->starting);
 	pthread_mutex_lock(&v->lock);
 	if (!v->started) {
+		s3_space_begin(v);
 		r = make_threads(v);
 		if (r == 0)
 			atomic_store_explicit(&v->started, true, memory_order_release);

@@ -10,6 +10,7 @@
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/seal.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/log/internal.h"
@@ -88,7 +89,8 @@ static struct s3_batch *next_to_seal(struct s3_volume *v)
 /* Could a write that waits get its memory now? Under the lock. */
 static bool can_resume(struct s3_volume *v)
 {
-	if (!v->stalled || (s3_log_has_to_wait(v) && !atomic_load(&v->failed)))
+	if (!v->stalled ||
+		((s3_log_has_to_wait(v) || s3_space_undecided(v)) && !atomic_load(&v->failed)))
 		return false;
 	if (atomic_load(&v->failed) || v->open)
 		return true;
@@ -113,13 +115,15 @@ static void resume_stalled(struct s3_volume *v)
 static void wait_for_work(struct s3_volume *v)
 {
 	struct timespec until;
-	uint64_t due = UINT64_MAX;
+	uint64_t due = UINT64_MAX, decided = v->stalled ? s3_space_undecided(v) : 0;
 
 	/* One that is too old waits for an upload to end. */
 	if (v->open && s3_now() < v->open->began + IDLE_NS)
 		due = v->open->began + IDLE_NS;
 	if (v->refused_batches && v->retry_ns < due)
 		due = v->retry_ns;
+	if (decided && decided < due)
+		due = decided;
 	if (due == UINT64_MAX) {
 		pthread_cond_wait(&v->sealer_work, &v->lock);
 		return;

@@ -16,6 +16,7 @@
 #include "backends/s3/base/iov.h"
 #include "backends/s3/core/batch.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/log/internal.h"
@@ -84,6 +85,8 @@ static int reserve(struct s3_write *w, uint64_t lba, uint64_t count, const struc
 	 * ends of a zero, which are data. */
 	if (is_full(v))
 		r = -ENOSPC;
+	if (r == 0 && s3_space_undecided(v))
+		r = S3_LOG_STALLED;
 	if (r == 0)
 		r = s3_log_make_room(v, true, 1);
 	if (r == S3_LOG_DONE && !inside(v, lba + count))
