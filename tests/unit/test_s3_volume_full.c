@@ -442,6 +442,71 @@ static void test_a_root_that_is_refused(void **state)
 	fake_store_reset();
 }
 
+/* Nor are roots that are due for the length of the log tried more often. */
+static void test_a_due_root_that_is_refused(void **state)
+{
+	struct s3_volume *v;
+	struct device d;
+	unsigned puts;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;checkpoint=8");
+	fake_store_fail(S3_PUT, "/root", -ENOSPC, 1000000);
+	for (unsigned i = 0; i < 9; i++) {
+		assert_int_equal(backend_trim(d.backend, i * MIB, MIB, 0), 0);
+		assert_int_equal(backend_flush(d.backend), 0);
+	}
+	puts = fake_store_requests(S3_PUT, "/log/");
+	pause_ms(6000);
+	assert_in_range(fake_store_failed(), 2, 5);
+	assert_in_range(fake_store_requests(S3_PUT, "/log/"), puts, puts + 4);
+	/* They are tried as soon as there is space. */
+	v = volume_of(&d);
+	pthread_mutex_lock(&v->lock);
+	v->root_due = s3_now() + 600 * UINT64_C(1000000000);
+	fake_store_fail(S3_PUT, "/root", 0, 0);
+	puts = fake_store_requests(S3_PUT, "/root");
+	pthread_mutex_unlock(&v->lock);
+	fake_store_limit(0);
+	WAIT_UNTIL(fake_store_requests(S3_PUT, "/root") > puts, "there is no root");
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* An attempt that cannot begin leaves nothing behind, and is made again soon. */
+static void test_roots_while_the_log_is_refused(void **state)
+{
+	struct s3_volume *v;
+	struct device d;
+	uint64_t due = 0, pause = 0;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	v = volume_of(&d);
+	fake_store_fail(S3_PUT, "/log/", -ENOSPC, 1000000);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	for (unsigned attempts = 0; attempts < 4; attempts++) {
+		uint64_t before = due;
+
+		for (unsigned waited = 0; due == before && waited < 3000; waited++) {
+			pause_ms(1);
+			pthread_mutex_lock(&v->lock);
+			due = v->root_due;
+			pause = due > s3_now() ? due - s3_now() : 0;
+			pthread_mutex_unlock(&v->lock);
+		}
+		assert_true(due != before);
+		assert_in_range(pause, 0, 1000000000);
+	}
+	fake_store_fail(S3_PUT, "/log/", 0, 0);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* What dies while as much is being deleted is covered, too. */
 static void test_deaths_beside_deletions(void **state)
 {
@@ -860,6 +925,8 @@ int main(void)
 		cmocka_unit_test(test_no_compaction_in_a_full_store),
 		cmocka_unit_test(test_roots_of_a_full_store),
 		cmocka_unit_test(test_a_root_that_is_refused),
+		cmocka_unit_test(test_a_due_root_that_is_refused),
+		cmocka_unit_test(test_roots_while_the_log_is_refused),
 		cmocka_unit_test(test_deaths_beside_deletions),
 		cmocka_unit_test(test_deaths_are_covered_once),
 		cmocka_unit_test(test_a_reserve_for_headers),

@@ -363,6 +363,8 @@ void s3_space_tend(struct s3_volume *v)
 		v->reserve.due = s3_now() + v->reserve.pause;
 		/* Waiting threads wait for what is put now, which is not stored yet. */
 		v->blocked = false;
+		v->root_due = v->root_pause = 0;
+		pthread_cond_signal(&v->keeper_work);
 		reported = true;
 		pthread_cond_broadcast(&v->sealer_work);
 	}

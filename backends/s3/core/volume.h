@@ -225,6 +225,8 @@ struct s3_volume {
 	uint64_t checkpoint;		  /* frontier of the newest root, 0: none */
 	struct s3_summary_writer summary; /* of the headers after the newest root */
 	uint64_t log_bytes_since_full;
+	uint64_t root_due;   /* ns, when one that failed is tried again by itself */
+	uint64_t root_pause; /* ns, after those that a full store refused; 0: none */
 	struct s3_order *orders, **orders_tail;		  /* for the keeper */
 	struct s3_order *collections, **collections_tail; /* for the collector */
 	/* Ascending by age; changed by the keeper only (before it runs: recovery). */

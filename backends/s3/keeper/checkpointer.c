@@ -30,6 +30,9 @@
 #define MAX_SUMMARIES 4096
 /* s that the PUT of a small part of a checkpoint is tried for. */
 #define PART_DEADLINE 20
+/* The pause after a root that failed, at first and, in a full store, at last. */
+#define ROOT_PAUSE	UINT64_C(1000000000)
+#define ROOT_PAUSE_LAST (600 * ROOT_PAUSE)
 
 /* ---- checkpoint ----------------------------------------------------------------------- */
 
@@ -387,6 +390,23 @@ static void committed(struct s3_volume *v, uint64_t seq)
 	pthread_mutex_unlock(&v->lock);
 }
 
+/*
+ * When a root is tried again after that result. left: the attempt leaves something behind, an
+ * object of the log for the number of the next one, which would fill a full store.
+ */
+static void pause_roots(struct s3_volume *v, int r, bool left)
+{
+	pthread_mutex_lock(&v->lock);
+	if (r == 0 || v->refused != -ENOSPC)
+		v->root_pause = 0;
+	else if (left)
+		v->root_pause = v->root_pause ? 2 * v->root_pause : ROOT_PAUSE;
+	if (v->root_pause > ROOT_PAUSE_LAST)
+		v->root_pause = ROOT_PAUSE_LAST;
+	v->root_due = r == 0 ? 0 : s3_now() + (left && v->root_pause ? v->root_pause : ROOT_PAUSE);
+	pthread_mutex_unlock(&v->lock);
+}
+
 /* While the store refuses the log none can end. 0 or negative errno. */
 static int may_begin(struct s3_volume *v)
 {
@@ -398,15 +418,13 @@ static int may_begin(struct s3_volume *v)
 	return r;
 }
 
-static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step)
+static int make_root(struct s3_volume *v, const struct s3_checkpoint_step *step)
 {
 	struct checkpoint c = {.step = step};
 	struct s3_prune *prune = NULL;
-	int r = may_begin(v);
-
 	/* What failed may yet arrive, and must not be taken for another root of its number. */
-	if (r == 0 && v->root_in_doubt)
-		r = s3_log_mark(v, NULL);
+	int r = v->root_in_doubt ? s3_log_mark(v, NULL) : 0;
+
 	if (r)
 		return r;
 	c.seq = s3_log_pause(v);
@@ -448,6 +466,17 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 	s3_prune_drop(prune);
 	free(c.dirty);
 	free(c.regions);
+	return r;
+}
+
+static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step)
+{
+	int r = may_begin(v);
+	bool begun = r == 0;
+
+	if (begun)
+		r = make_root(v, step);
+	pause_roots(v, r, begun && v->root_in_doubt);
 	return r;
 }
 

@@ -16,9 +16,6 @@
 #define GC_INTERVAL_NS UINT64_C(1000000000)
 /* What a store does not delete is left alone that long. */
 #define DELETE_PAUSE_NS UINT64_C(10000000000)
-/* The pause after roots that a full store did not take, at first and at last. */
-#define COVER_PAUSE	 UINT64_C(1000000000)
-#define COVER_PAUSE_LAST (600 * COVER_PAUSE)
 
 struct s3_order {
 	struct s3_order *next;
@@ -107,7 +104,6 @@ static void wait_until(struct s3_volume *v, pthread_cond_t *work, uint64_t due)
 void *s3_keeper(void *volume)
 {
 	struct s3_volume *v = volume;
-	uint64_t next = 0; /* after a failure: not again at once */
 
 	pthread_mutex_lock(&v->lock);
 	while (!v->keeper_stopping) {
@@ -115,15 +111,12 @@ void *s3_keeper(void *volume)
 
 		if (v->orders) {
 			run_order(v, &v->orders, &v->orders_tail);
-		} else if (due && s3_now() >= next) {
-			int r;
-
+		} else if (due && s3_now() >= v->root_due) {
 			pthread_mutex_unlock(&v->lock);
-			r = s3_checkpoint(v);
+			s3_checkpoint(v);
 			pthread_mutex_lock(&v->lock);
-			next = r ? s3_now() + GC_INTERVAL_NS : 0;
 		} else if (due) {
-			wait_until(v, &v->keeper_work, next);
+			wait_until(v, &v->keeper_work, v->root_due);
 		} else if (v->prune && s3_now() >= v->prune->due && !atomic_load(&v->failed)) {
 			pthread_mutex_unlock(&v->lock);
 			s3_keeper_delete_old_roots(v);
@@ -140,45 +133,29 @@ void *s3_keeper(void *volume)
 	return NULL;
 }
 
-/* The roots of a full store. */
-struct cover {
-	uint64_t deaths;     /* that they cover */
-	uint64_t due, pause; /* ns, of the next attempt after one that failed */
-};
-
 /*
  * In a full store nothing more is written, so that no root comes by itself that would let go
  * what has died: by a trim, say. Deaths count, since of the dead some go, and the roots themselves
- * add objects without data to them. Roots that fail may each leave something behind, and are tried
- * again after a pause.
+ * add objects without data to them. covered: how many the last ones covered.
  */
-static void cover_if_full(struct s3_volume *v, struct cover *c)
+static void cover_if_full(struct s3_volume *v, uint64_t *covered)
 {
-	uint64_t deaths;
+	uint64_t deaths, due;
 
-	if (atomic_load(&v->refused) != -ENOSPC) {
-		c->due = c->pause = 0;
+	if (atomic_load(&v->refused) != -ENOSPC)
 		return;
-	}
 	deaths = s3_objects_deaths(v->objects);
-	if (deaths == c->deaths || s3_now() < c->due)
-		return;
-	if (s3_gc_cover(v) == 0) {
-		c->deaths = deaths;
-		c->due = c->pause = 0;
-		return;
-	}
-	c->pause = c->pause ? 2 * c->pause : COVER_PAUSE;
-	if (c->pause > COVER_PAUSE_LAST)
-		c->pause = COVER_PAUSE_LAST;
-	c->due = s3_now() + c->pause;
+	pthread_mutex_lock(&v->lock);
+	due = v->root_due;
+	pthread_mutex_unlock(&v->lock);
+	if (deaths != *covered && s3_now() >= due && s3_gc_cover(v) == 0)
+		*covered = deaths;
 }
 
 void *s3_collector(void *volume)
 {
 	struct s3_volume *v = volume;
-	uint64_t next = s3_now() + GC_INTERVAL_NS, delete_ns = 0;
-	struct cover cover = {0};
+	uint64_t next = s3_now() + GC_INTERVAL_NS, delete_ns = 0, covered = 0;
 	size_t n;
 
 	v->next_sweep_ns = s3_now() + v->gc_delay_ns;
@@ -203,7 +180,7 @@ void *s3_collector(void *volume)
 			s3_gc_compact_if_needed(v);
 			if (s3_now() >= v->next_sweep_ns)
 				s3_gc_sweep(v);
-			cover_if_full(v, &cover);
+			cover_if_full(v, &covered);
 			next = s3_now() + (s3_now() - began) * GC_PAUSE + GC_INTERVAL_NS / 10;
 			pthread_mutex_lock(&v->lock);
 		} else {
