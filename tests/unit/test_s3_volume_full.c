@@ -368,6 +368,41 @@ static void test_no_snapshot_in_a_full_store(void **state)
 	fake_store_reset();
 }
 
+/* Nor, if it is the first to find the store full, does it take that room. */
+static void test_a_snapshot_finds_a_full_store(void **state)
+{
+	static const char *const parts[] = {"/snap/t/child/", "/ckpt/", "/snap/t/root"};
+	struct device d;
+
+	(void)state;
+	for (unsigned i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+		uint64_t full;
+
+		open_full(&d, 1, 48);
+		fake_store_limit(0);
+		assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+		put_mib(&d, 48, 48);
+		full = device_counter(&d, "full_roots");
+		fake_store_fail(S3_PUT, parts[i], -ENOSPC, 1);
+		assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), -ENOSPC);
+		assert_int_equal(fake_store_failed(), 1);
+		assert_holds(d.reported.error, "snapshot=t: ");
+		assert_int_equal(device_counter(&d, "store_full"), 0);
+		assert_true(device_reserve(&d) >= MIB);
+		/* The next root needs no more room than without it, unless it may be stored. */
+		put_mib(&d, 49, 49);
+		assert_int_equal(try_checkpoint(&d), 0);
+		assert_int_equal(device_counter(&d, "full_roots"), full + (i == 2));
+		crash(&d);
+		device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+		check_mib(&d, 48, 48);
+		check_mib(&d, 49, 49);
+		assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
+		device_close(&d);
+	}
+	fake_store_reset();
+}
+
 /* Nor is it taken for a collection that nobody asked for, or for the ends of a zero. */
 static void test_no_compaction_in_a_full_store(void **state)
 {
@@ -845,6 +880,31 @@ static void test_a_refusal_is_told_once(void **state)
 	fake_store_reset();
 }
 
+/* A snapshot that is stored, but not yet in a root of the volume, needs a full one. */
+static void test_a_snapshot_without_a_root(void **state)
+{
+	struct device d;
+	uint64_t full;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	fake_store_limit(0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	full = device_counter(&d, "full_roots");
+	/* Nothing has changed, so that the root is all that this one puts there. */
+	fake_store_fail(S3_PUT, "/ckpt/", -EIO, 1);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
+	assert_int_equal(fake_store_failed(), 1);
+	assert_int_equal(device_counter(&d, "full_roots"), full);
+	put_mib(&d, 0, 1);
+	assert_int_equal(try_checkpoint(&d), 0);
+	assert_int_equal(device_counter(&d, "full_roots"), full + 1);
+	assert_int_equal(s3_snapshot_rollback(volume_of(&d), "t"), 0);
+	check_mib(&d, 0, 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* A rollback that is in the log waits for a store that is out of reach. */
 static void test_a_rollback_waits_for_the_store(void **state)
 {
@@ -922,6 +982,7 @@ int main(void)
 		cmocka_unit_test(test_a_refused_open_in_a_full_store),
 		cmocka_unit_test(test_a_clone_beside_a_server),
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),
+		cmocka_unit_test(test_a_snapshot_finds_a_full_store),
 		cmocka_unit_test(test_no_compaction_in_a_full_store),
 		cmocka_unit_test(test_roots_of_a_full_store),
 		cmocka_unit_test(test_a_root_that_is_refused),
@@ -940,6 +1001,7 @@ int main(void)
 		cmocka_unit_test(test_no_space_for_a_collection),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
 		cmocka_unit_test(test_a_refusal_is_told_once),
+		cmocka_unit_test(test_a_snapshot_without_a_root),
 		cmocka_unit_test(test_a_rollback_waits_for_the_store),
 		cmocka_unit_test(test_a_rollback_that_is_refused),
 		cmocka_unit_test(test_a_rollback_without_a_root),

@@ -36,6 +36,14 @@ int s3_volume_put_with_reserve(struct s3_volume *v, struct s3_request *req)
 	return r;
 }
 
+int s3_volume_put_without_reserve(struct s3_volume *v, struct s3_request *req)
+{
+	if (atomic_load(&v->refused) != -ENOSPC)
+		return s3_store_call(v->store, req);
+	snprintf(req->message, sizeof req->message, "the store is full");
+	return -ENOSPC;
+}
+
 int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	bool if_none_match, struct s3_request *req)
 {

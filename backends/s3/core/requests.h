@@ -16,6 +16,8 @@ struct s3_volume;
 
 /* Any PUT, made once more if the store is full and the reserve makes room. */
 int s3_volume_put_with_reserve(struct s3_volume *v, struct s3_request *req);
+/* One of something new: -ENOSPC in a full store, which keeps its room for others. */
+int s3_volume_put_without_reserve(struct s3_volume *v, struct s3_request *req);
 /*
  * Requests of the pool for background work, waited for. req has the outcome. PUT replaces
  * what is there if if_none_match is false. The answer is req->result.

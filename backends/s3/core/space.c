@@ -227,7 +227,6 @@ static int look(struct s3_volume *v, uint64_t *bytes)
 		.key = key,
 		.retry_deadline = PATIENCE,
 	};
-
 	int r;
 
 	reserve_key(v, key);

@@ -61,7 +61,7 @@ static void tell_failure(struct s3_volume *v, const char *why)
 	v->checkpoint_failing = true;
 }
 
-static int put(struct s3_volume *v, const char *key, const void *data, size_t length)
+static int put(struct s3_volume *v, const char *key, const void *data, size_t length, bool creates)
 {
 	struct iovec iov = {(void *)data, length};
 	struct s3_request req = {
@@ -75,12 +75,13 @@ static int put(struct s3_volume *v, const char *key, const void *data, size_t le
 		/* Writes may have to wait for it. At the end nobody does. */
 		.retry_deadline = s3_keeper_is_stopping(v) ? 0 : PART_DEADLINE,
 	};
-	int r = s3_volume_put_with_reserve(v, &req);
+	int r = creates ? s3_volume_put_without_reserve(v, &req)
+			: s3_volume_put_with_reserve(v, &req);
 
-	if (r)
-		tell_failure(v, req.message);
-	else
+	if (r == 0)
 		atomic_fetch_add(&v->stats.checkpoint_bytes, length);
+	else if (!creates || r != -ENOSPC) /* that is for the caller to say */
+		tell_failure(v, req.message);
 	return r;
 }
 
@@ -146,7 +147,7 @@ static int store_region(struct s3_volume *v, struct checkpoint *c, uint32_t regi
 		r = -ENOMEM;
 	if (r == 0 && out.length) {
 		s3_volume_key(v, &name, key);
-		r = put(v, key, out.data, out.length);
+		r = put(v, key, out.data, out.length, c->step && c->step->creates);
 		s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
 		c->regions[c->n_regions++] = (struct s3_root_region){
 			.region = region,
@@ -243,7 +244,7 @@ static int store_summaries(struct s3_volume *v)
 		if (owed->stored)
 			continue;
 		s3_volume_key(v, &name, key);
-		r = put(v, key, owed->data.data, owed->data.length);
+		r = put(v, key, owed->data.data, owed->data.length, false);
 		owed->stored = r == 0;
 		s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
 	}
@@ -449,7 +450,7 @@ static int make_root(struct s3_volume *v, const struct s3_checkpoint_step *step)
 		end_capture(v, false);
 	if (r) {
 		/* What a step has changed only a full root holds. */
-		v->full_wanted |= c.unknown || step;
+		v->full_wanted |= c.unknown || (step && !step->creates);
 	} else {
 		committed(v, c.seq);
 		if (atomic_load(&v->marked))

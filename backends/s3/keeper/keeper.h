@@ -25,6 +25,11 @@ struct s3_checkpoint_step {
 	int (*change)(void *opaque, struct s3_volume *v, uint64_t seq);
 	/* The root, as encoded, is about to be stored; everything it names is. May be NULL. */
 	int (*root)(void *opaque, struct s3_volume *v, const void *data, size_t length);
+	/*
+	 * It makes something new. A full store keeps its room for what frees some, so that it fails
+	 * there; the caller takes the change back, and sees to full_wanted if root() was called.
+	 */
+	bool creates;
 	void *opaque;
 };
 /* The same at a sequence number of its own, with a step. After an error change() may have run. */

@@ -165,6 +165,23 @@ static int enter(void *opaque, struct s3_volume *v, uint64_t seq)
 	return r;
 }
 
+static int put_new(struct s3_volume *v, const char *key, const void *data, size_t length,
+	bool if_none_match, struct s3_request *req)
+{
+	struct iovec iov = {(void *)data, length};
+
+	*req = (struct s3_request){
+		.op = S3_PUT,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.iov = &iov,
+		.iovcnt = 1,
+		.if_none_match = if_none_match,
+		.retry_deadline = v->deadline,
+	};
+	return s3_volume_put_without_reserve(v, req);
+}
+
 /* Is what stands in place of the snapshot's own root this very one, whose reply was lost? 0: yes.
  */
 static int meet_root(struct s3_volume *v, const struct creation *c)
@@ -186,7 +203,7 @@ static int store_own_root(void *opaque, struct s3_volume *v, const void *data, s
 	s3_snapshot_root_key(v, c->name, c->snapshot.seq, key);
 	s3_failpoint(S3_FAIL_SNAP_ROOT_BEFORE);
 	c->tried = true;
-	r = s3_snapshot_put(v, key, data, length, NULL, v->deadline, &req);
+	r = put_new(v, key, data, length, v->conditional, &req);
 	if (r == -EEXIST)
 		r = meet_root(v, c);
 	if (r)
@@ -197,21 +214,24 @@ static int store_own_root(void *opaque, struct s3_volume *v, const void *data, s
 	return 0;
 }
 
-int s3_snapshot_check_space(struct s3_volume *v, const char *name)
+static int refuse_full(struct s3_volume *v, const char *name)
 {
-	if (atomic_load(&v->refused) != -ENOSPC)
-		return 0;
 	return s3_volume_refuse(v, -ENOSPC,
 		"snapshot=%s: the store of volume %s is full; free space, or add some, and try "
 		"again",
 		name, v->name);
 }
 
+int s3_snapshot_check_space(struct s3_volume *v, const char *name)
+{
+	return atomic_load(&v->refused) == -ENOSPC ? refuse_full(v, name) : 0;
+}
+
 static int create(struct s3_volume *v, void *opaque)
 {
 	struct creation *c = opaque;
 	const struct s3_checkpoint_step step = {
-		.change = enter, .root = store_own_root, .opaque = c};
+		.change = enter, .root = store_own_root, .creates = true, .opaque = c};
 	char mark[S3_KEY_MAX + 1];
 	struct s3_request req;
 	int r = s3_snapshot_check_space(v, c->name);
@@ -227,10 +247,14 @@ static int create(struct s3_volume *v, void *opaque)
 	if (r)
 		return r;
 	/* No clone before it is certain that who takes over has it. */
-	r = s3_volume_put(v, mark, "creating\n", 9, false, &req);
+	r = put_new(v, mark, "creating\n", 9, false, &req);
+	if (r == -ENOSPC)
+		return refuse_full(v, c->name);
 	if (r)
 		return s3_volume_refuse(v, r, "snapshot=%s: %s", c->name, req.message);
 	r = s3_checkpoint_with(v, &step);
+	/* That root may be stored: the next one has to tell of it, or that it does not count. */
+	v->full_wanted |= r && c->tried;
 	if (c->stored) {
 		/* It is there, whether the root of the volume could be stored or comes later; but
 		 * not if another writer had begun before. */
@@ -241,10 +265,12 @@ static int create(struct s3_volume *v, void *opaque)
 			s3_snapshot_unmark(v, c->name);
 		return r == -ESTALE ? -EIO : r;
 	}
+	if (r == -ENOSPC && !c->tried)
+		refuse_full(v, c->name);
 	if (c->entered && atomic_load(&v->failed) == 0) {
 		uint64_t now = s3_log_pause(v);
 
-		s3_snapshot_drop(v, c->snapshot.seq, now);
+		v->full_wanted |= s3_snapshot_drop(v, c->snapshot.seq, now) != 0;
 		s3_log_resume(v);
 		if (c->tried)
 			s3_snapshot_erase(v, c->name, c->snapshot.seq);
