@@ -44,21 +44,37 @@ int s3_volume_put_without_reserve(struct s3_volume *v, struct s3_request *req)
 	return -ENOSPC;
 }
 
+/* iov: stays until the request has ended. */
+static void fill_put(struct s3_volume *v, const char *key, const struct iovec *iov,
+	bool if_none_match, struct s3_request *req)
+{
+	*req = (struct s3_request){
+		.op = S3_PUT,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.iov = iov,
+		.iovcnt = 1,
+		.if_none_match = if_none_match,
+		.retry_deadline = v->deadline,
+	};
+}
+
 int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	bool if_none_match, struct s3_request *req)
 {
 	struct iovec iov = {(void *)data, length};
 
-	*req = (struct s3_request){
-		.op = S3_PUT,
-		.pool = S3_POOL_BACKGROUND,
-		.key = key,
-		.iov = &iov,
-		.iovcnt = 1,
-		.if_none_match = if_none_match,
-		.retry_deadline = v->deadline,
-	};
+	fill_put(v, key, &iov, if_none_match, req);
 	return s3_volume_put_with_reserve(v, req);
+}
+
+int s3_volume_put_new(struct s3_volume *v, const char *key, const void *data, size_t length,
+	bool if_none_match, struct s3_request *req)
+{
+	struct iovec iov = {(void *)data, length};
+
+	fill_put(v, key, &iov, if_none_match, req);
+	return s3_volume_put_without_reserve(v, req);
 }
 
 int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *iov, int iovcnt,

@@ -24,7 +24,10 @@ int s3_volume_put_without_reserve(struct s3_volume *v, struct s3_request *req);
  */
 int s3_volume_put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	bool if_none_match, struct s3_request *req);
-/* The same in place of the object of etag, or where there is none (NULL). deadline: seconds. */
+/* The same of something new, without the reserve. */
+int s3_volume_put_new(struct s3_volume *v, const char *key, const void *data, size_t length,
+	bool if_none_match, struct s3_request *req);
+/* As s3_volume_put() in place of the object of etag, or where there is none (NULL). deadline: s. */
 int s3_volume_put_at(struct s3_volume *v, const char *key, const struct iovec *iov, int iovcnt,
 	const char *etag, uint32_t deadline, struct s3_request *req);
 

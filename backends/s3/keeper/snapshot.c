@@ -165,23 +165,6 @@ static int enter(void *opaque, struct s3_volume *v, uint64_t seq)
 	return r;
 }
 
-static int put_new(struct s3_volume *v, const char *key, const void *data, size_t length,
-	bool if_none_match, struct s3_request *req)
-{
-	struct iovec iov = {(void *)data, length};
-
-	*req = (struct s3_request){
-		.op = S3_PUT,
-		.pool = S3_POOL_BACKGROUND,
-		.key = key,
-		.iov = &iov,
-		.iovcnt = 1,
-		.if_none_match = if_none_match,
-		.retry_deadline = v->deadline,
-	};
-	return s3_volume_put_without_reserve(v, req);
-}
-
 /* Is what stands in place of the snapshot's own root this very one, whose reply was lost? 0: yes.
  */
 static int meet_root(struct s3_volume *v, const struct creation *c)
@@ -203,7 +186,7 @@ static int store_own_root(void *opaque, struct s3_volume *v, const void *data, s
 	s3_snapshot_root_key(v, c->name, c->snapshot.seq, key);
 	s3_failpoint(S3_FAIL_SNAP_ROOT_BEFORE);
 	c->tried = true;
-	r = put_new(v, key, data, length, v->conditional, &req);
+	r = s3_volume_put_new(v, key, data, length, v->conditional, &req);
 	if (r == -EEXIST)
 		r = meet_root(v, c);
 	if (r)
@@ -247,7 +230,7 @@ static int create(struct s3_volume *v, void *opaque)
 	if (r)
 		return r;
 	/* No clone before it is certain that who takes over has it. */
-	r = put_new(v, mark, "creating\n", 9, false, &req);
+	r = s3_volume_put_new(v, mark, "creating\n", 9, false, &req);
 	if (r == -ENOSPC)
 		return refuse_full(v, c->name);
 	if (r)
