@@ -26,7 +26,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -206,30 +206,40 @@ def tests_of(xfstests: Path, group: str) -> list[str]:
     return [f"generic/{words[0]}" for words in found if group in words[1:]]
 
 
+def descendants(pid: int) -> list[int]:
+    """Those of a process, and itself: a test has a session of its own."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found
+
+
 def run_test(xfstests: Path, test: str, environment: Environment, results: Path) -> str:
     """passed, failed, or "not run: why"."""
-    argv = ["./check", test]
-    process = subprocess.Popen(
-        argv,
-        cwd=xfstests,
-        env=os.environ | environment | {"RESULT_BASE": str(results), "HOST_OPTIONS": "/dev/null"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=TEST_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        output += f"\nended after {TEST_LIMIT_S:g} s\n"
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # it would keep the disks
-        raise
-    (results / f"{test.replace('/', '-')}.txt").write_text(output)
+    path = results / f"{test.replace('/', '-')}.txt"
+    with path.open("w") as file:  # whoever survives would keep a pipe open
+        process = subprocess.Popen(
+            ["./check", test],
+            cwd=xfstests,
+            env=os.environ | environment | {"RESULT_BASE": str(results), "HOST_OPTIONS": "/dev/null"},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            process.wait(timeout=TEST_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            file.write(f"\nended after {TEST_LIMIT_S:g} s\n")
+        finally:  # it would keep the disks
+            for pid in descendants(process.pid) if process.poll() is None else []:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+    output = path.read_text(errors="replace")
     if why := re.search(r"\[not run\] ?(.*)", output):
         return f"not run: {why[1]}"
     return "passed" if process.returncode == 0 and f"Ran: {test}" in output else "failed"

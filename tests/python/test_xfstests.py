@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fuse_mount import lacking_for_fuse
 from loops import TURN
 from nbdkit_server import ROOT
+from waiting import wait_until
 
 PROGRAM = ROOT / "tests/differential/xfstests.py"
 
@@ -84,13 +86,30 @@ def test_what_native_passes_and_fuse_fails(tmp_path: Path) -> None:
     assert Path("/etc/passwd").read_text() == users
 
 
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("xfstests", PROGRAM)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_test_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a session of its own, as xfstests gives it, and keeps the output open."""
+    xfstests = load()
+    monkeypatch.setattr(xfstests, "TEST_LIMIT_S", 1.0)
+    pid = tmp_path / "pid"
+    (tmp_path / "check").write_text(f"#!/bin/sh\nsetsid --wait sh -c 'echo $$ >{pid}; exec sleep 1000'\n")
+    (tmp_path / "check").chmod(0o755)
+    assert xfstests.run_test(tmp_path, "generic/001", {}, tmp_path) == "failed"
+    assert "ended after 1 s" in (tmp_path / "generic-001.txt").read_text()
+    wait_until("it is gone", lambda: not Path("/proc", pid.read_text().strip()).exists(), 60)
+
+
 def test_others_have_their_turn_between_two_tests(tmp_path: Path) -> None:
     if lacking := lacking_for_fuse():
         pytest.skip(f"installation: {lacking}")
-    spec = importlib.util.spec_from_file_location("xfstests", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    xfstests = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(xfstests)
+    xfstests = load()
     with xfstests.on_disks(tmp_path, "ext4"):
         # Somebody else may have it, for as long as a campaign or a test of xfstests takes.
         subprocess.run(["flock", "--timeout", "600", str(TURN), "true"], check=True, timeout=660)
