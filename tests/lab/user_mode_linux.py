@@ -35,6 +35,7 @@ INIT = Path(__file__).with_name("user_mode_linux_init")
 INSIDE = "USERBLK_UML_NAMESPACE"
 EXIT_TIMEOUT, EXIT_DIED = 124, 125  # as lab/run
 COMMAND, RESULT = "uml-command", "uml-exit"  # files in its root
+OTHER_MIB = 2048  # of memory, besides the disk
 NEEDED = ("bison", "flex", "gcc", "make", "depmod", "taskset")
 
 
@@ -95,7 +96,6 @@ def write_files(root: Path, args: argparse.Namespace) -> None:
         "LAB_CLOCK": "real",
         "LAB_KERNEL": str(args.linux),
         "LAB_NVME": "/dev/nullb0",
-        "LAB_SATA": "/dev/nullb1",
         "LAB_RELEASE": "host",
         "PYTHONPYCACHEPREFIX": "/tmp/pycache",
     }
@@ -106,10 +106,11 @@ def write_files(root: Path, args: argparse.Namespace) -> None:
 
 def run_kernel(program: Path, root: Path, args: argparse.Namespace) -> str:
     """Why it ended."""
+    memory = args.disk_gib * 1024 + OTHER_MIB
     # On two CPUs each of its system calls would wake the other one up: 56 us instead of 5.
-    argv = ["taskset", "--cpu-list", str(args.cpu), str(program), f"mem={args.memory}M", "ncpus=1", "seccomp=on"]
+    argv = ["taskset", "--cpu-list", str(args.cpu), str(program), f"mem={memory}M", "ncpus=1", "seccomp=on"]
     argv += ["root=/dev/root", "rootfstype=hostfs", f"rootflags={root}", "rw", f"init=/{INIT.name}"]
-    disks = {"nr_devices": 2, "memory_backed": 1, "discard": 1, "bs": 512, "cache_size": 64, "gb": args.disk_gib}
+    disks = {"nr_devices": 1, "memory_backed": 1, "discard": 1, "bs": 512, "cache_size": 64, "gb": args.disk_gib}
     argv += [f"null_blk.{name}={value}" for name, value in disks.items()]
     console = BUILD / f"console-{args.cpu}.log"
     with console.open("w") as log:
@@ -150,8 +151,7 @@ def main() -> int:
     parser.add_argument("--linux", type=Path, required=True, help="a source tree of Linux 7.0 or newer")
     parser.add_argument("--share", type=Path, help="this directory is /results, and can be written to")
     parser.add_argument("--extra", type=Path, help="this directory is /extra")
-    parser.add_argument("--memory", type=int, default=8192, metavar="MIB", help="default: %(default)s")
-    parser.add_argument("--disk-gib", type=int, default=12, metavar="GIB", help="of each disk (default: %(default)s)")
+    parser.add_argument("--disk-gib", type=int, default=4, metavar="GIB", help="of LAB_NVME (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="0: none (default: %(default)g)")
     cpus = sorted(os.sched_getaffinity(0))
     parser.add_argument("--cpu", type=int, choices=cpus, default=cpus[-1], help="default: %(default)s")

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 RELEASE = os.environ["LAB_RELEASE"]
 BUILD = f"build/{RELEASE}"
-NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
+NVME, SATA = os.environ["LAB_NVME"], os.environ.get("LAB_SATA", "")
 MIB = 1 << 20
 AREA = 256 * MIB  # of the null devices, and what campaigns on a block device use
 LIMIT = 600.0  # s for every command; the machine may be busy
