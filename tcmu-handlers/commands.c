@@ -331,31 +331,22 @@ static void run_same(struct work *work)
 	free(same);
 }
 
-static void *same_thread(void *opaque)
+/*
+ * There are many steps. Where there are no threads of ours, the first WRITE SAME makes some, in the
+ * one thread of the device's queue: it is rare.
+ */
+static int submit_same(struct device *d, const struct same *same)
 {
-	run_same(opaque);
-	return NULL;
-}
+	struct same *copy;
 
-/* Where there are no threads of ours, in one of its own: there are many steps, and it is rare. */
-static int submit_same(const struct device *d, const struct same *same)
-{
-	struct same *copy = malloc(sizeof *copy);
-	pthread_t thread;
-
+	if (!d->workers && !d->same)
+		d->same = workers_new(DEFAULT_THREADS);
+	copy = d->workers || d->same ? malloc(sizeof *copy) : NULL;
 	if (!copy)
 		return TCMU_STS_NO_RESOURCE;
 	*copy = *same;
-	if (d->workers) {
-		copy->work.run = run_same;
-		workers_push(d->workers, &copy->work);
-		return TCMU_STS_OK;
-	}
-	if (pthread_create(&thread, NULL, same_thread, copy)) {
-		free(copy);
-		return TCMU_STS_NO_RESOURCE;
-	}
-	pthread_detach(thread);
+	copy->work.run = run_same;
+	workers_push(d->workers ? d->workers : d->same, &copy->work);
 	return TCMU_STS_OK;
 }
 

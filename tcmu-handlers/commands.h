@@ -31,6 +31,10 @@
 #define MAX_UNMAP (1u << 20)
 #define MAX_SAME  (1u << 15)
 
+/* The runner's worker threads of each device; of ours, as many unless the cfgstring says otherwise.
+ */
+#define DEFAULT_THREADS 16
+
 struct tcmu_mailbox;
 
 /* What the runner keeps for us with each of its devices. */
@@ -38,6 +42,7 @@ struct device {
 	struct params *params;
 	struct backend *backend;
 	struct workers *workers;   /* ours; NULL: the runner's, or none */
+	struct workers *same;	   /* of WRITE SAME, where there are none; NULL: not needed yet */
 	_Atomic bool write_cache;  /* off: a write is durable when it is acknowledged */
 	struct tcmu_mailbox *ring; /* shared with the kernel; NULL: it is not known where */
 	/* For the one INQUIRY that the runner answers at a time: see conformance.c. */

@@ -15,11 +15,9 @@
 #include "tcmu-handlers/commands.h"
 
 /*
- * The runner's worker threads of each device, and how an experiment changes that. A device
- * that answers later needs none: see commands.c. Those of ours are as many unless the
- * cfgstring says otherwise.
+ * How an experiment changes the number of threads. A device that answers later needs none: see
+ * commands.c.
  */
-#define DEFAULT_THREADS	 16
 #define MAX_THREADS	 256
 #define THREADS_VARIABLE "USERBLK_TCMU_THREADS"
 #define THREADS_KEY	 "threads"
@@ -418,6 +416,7 @@ static void adapter_close(struct tcmu_device *dev)
 
 	/* The last command is complete, but its thread may not have left the runner's code yet. */
 	workers_free(d->workers);
+	workers_free(d->same);
 	tcmur_dev_set_private(dev, NULL);
 	log_counters(dev, d->backend);
 	close_device(d->params, d->backend);

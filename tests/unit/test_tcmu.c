@@ -389,6 +389,50 @@ static void test_submit(void **state)
 	}
 }
 
+#ifdef HAVE_WRITESAME
+static void answer_at_once(struct backend *b, struct backend_request *request)
+{
+	(void)b;
+	request->done(request, 0);
+}
+
+static _Atomic bool has_left;
+
+static void leave_late(struct tcmu_device *disk)
+{
+	(void)disk;
+	usleep(100000);
+	has_left = true;
+}
+
+/*
+ * A WRITE SAME has a thread also where other commands need none. The runner closes the disk when
+ * the command is complete, and frees what the thread uses after that.
+ */
+static void test_close_after_write_same(void **state)
+{
+	char block[BLOCK] = "x";
+	struct iovec iov = {block, BLOCK};
+	struct command c;
+
+	(void)state;
+	free((char *)registered->cfg_desc);
+	ops.submit = answer_at_once;
+	assert_int_equal(handler_init(), 0);
+	assert_int_equal(registered->nr_threads, 0);
+	on_completion = leave_late;
+	assert_int_equal(
+		registered->writesame(&dev, command(&c, WRITE_SAME_16, 0), 0, MIB, &iov, 1),
+		TCMU_STS_OK);
+	while (!completions)
+		usleep(100);
+	registered->close(&dev);
+	assert_true(has_left);
+	assert_int_equal(completions, 1);
+	assert_int_equal(completed_status, TCMU_STS_OK);
+}
+#endif
+
 static void *write_until_cancelled(void *opaque)
 {
 	_Atomic int *done = opaque;
@@ -455,6 +499,9 @@ int main(void)
 		TEST(test_a_lost_file_is_not_created_again),
 		TEST(test_resize),
 		TEST(test_submit),
+#ifdef HAVE_WRITESAME
+		TEST(test_close_after_write_same),
+#endif
 		TEST(test_cancel),
 		TEST(test_counters),
 	};
