@@ -32,7 +32,7 @@ from ..machine.blockdev import is_there
 from ..machine.teardown import holds_within
 from . import lio
 from .base import BringUpError, built
-from .nbdkit import connected
+from .nbdkit import NO_FREE_DEVICE, connected, free_devices
 from .vduse import disk_of as vduse_disk
 from .vduse import remove_vdpa
 
@@ -157,9 +157,23 @@ class Ublk(Framework):
         return self.disk_named(number, program, "add", "--foreground", "--recovery=none", "--mode=uring", *NULL)
 
 
-class Buse(Framework):
+class OnNbd(Framework):
+    """On disks of the kernel's NBD client that nobody else has."""
+
+    free: Sequence[str] = ()  # when the cycle began
+
+    def begin(self) -> None:
+        self.free = list(free_devices())
+
+    def disk(self, number: int) -> str:
+        if number >= len(self.free):
+            raise BringUpError(NO_FREE_DEVICE)
+        return self.free[number]
+
+
+class Buse(OnNbd):
     def start(self, number: int) -> str:
-        return self.disk_named(number, built(self.build, "buse", "userblk-buse"), f"--disk=/dev/nbd{number}", *NULL)
+        return self.disk_named(number, built(self.build, "buse", "userblk-buse"), f"--disk={self.disk(number)}", *NULL)
 
     def stop(self, number: int) -> None:
         disk = self.disks.pop(number)
@@ -167,15 +181,15 @@ class Buse(Framework):
         until(f"{disk} is still connected", lambda: not connected(disk))
 
 
-class Nbd(Framework):
+class Nbd(OnNbd):
     def start(self, number: int) -> str:
-        socket, disk = self.directory / str(number), f"/dev/nbd{number}"
+        socket, disk = self.directory / str(number), self.disk(number)
         ready = self.directory / f"{number}.pid"
         plugin = built(self.build, "plugins", "null.so")
         server = self.spawn(number, "nbdkit", "-f", "-U", socket, "-P", ready, plugin, f"size={SIZE}")
         until("nbdkit is not ready", ready.exists, server)
-        self.disks[number] = disk
         command("nbd-client", "-unix", socket, disk, "-b", "512")
+        self.disks[number] = disk  # not before: another program may have taken it first
         until(f"{disk} does not appear", lambda: has_size(disk), server)
         return disk
 

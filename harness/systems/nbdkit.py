@@ -24,6 +24,8 @@ MODULES = ("nbd",)
 RESEND_S = 10
 DEAD_CONNECTION_S = 60
 
+NO_FREE_DEVICE = "no free /dev/nbdN; disconnect one with nbd-client -d, or load nbd with more"
+
 TELLS_OWNER = (5, 16)  # Linux before tells the number of any process, once that of nbd-client has ended
 
 
@@ -65,7 +67,7 @@ def hang_up(device: str) -> None:
     subprocess.run(["nbd-client", "-d", device], capture_output=True, timeout=PATIENCE, check=False)
 
 
-def _free_devices() -> Iterator[str]:
+def free_devices() -> Iterator[str]:
     blocks = sorted(Path("/sys/block").glob("nbd*"), key=lambda path: int(path.name[3:]))
     for block in blocks:
         device = f"/dev/{block.name}"
@@ -83,7 +85,7 @@ def connect(context: Context, socket: Path, connections: int) -> str:
 def connect_kernel(socket: Path, options: Sequence[str], recorder: Recorder, teardown: Teardown) -> str:
     """A free kernel disk, connected to a server until teardown: /dev/nbdN. Raises BringUpError, CommandError."""
     error: CommandError | None = None
-    for device in _free_devices():
+    for device in free_devices():
         try:
             with held():
                 recorder.run(["nbd-client", "-unix", str(socket), device, *options], timeout=PATIENCE)
@@ -91,7 +93,7 @@ def connect_kernel(socket: Path, options: Sequence[str], recorder: Recorder, tea
             return device
         except CommandError as failure:
             error = failure  # another program may have taken it first
-    raise error or BringUpError("no free /dev/nbdN; disconnect one with nbd-client -d, or load nbd with more")
+    raise error or BringUpError(NO_FREE_DEVICE)
 
 
 def disk_of(context: Context, device: str, server: Process) -> BlockDevice:

@@ -17,7 +17,8 @@ from userblk.analysis.statistics import Interval, quantile_interval
 from userblk.analysis.summaries import SummaryError
 from userblk.harness.engines import WorkloadError, attach
 from userblk.harness.model.config import load_suite, load_system
-from userblk.harness.systems.attach import BLOCK, Framework, cycle, main
+from userblk.harness.systems import attach as systems
+from userblk.harness.systems.attach import BLOCK, Framework, Nbd, cycle, main
 from userblk.harness.systems.base import BringUpError
 from waiting import wait_until
 
@@ -149,6 +150,39 @@ def test_a_disk_that_does_not_go_leaves_no_server(tmp_path: Path) -> None:
         for server in servers:
             server.kill()
             server.wait()
+
+
+NBDKIT = """#!/bin/sh
+touch "$5" # -f -U SOCKET -P PIDFILE
+exec sleep 600
+"""
+NBD_CLIENT = """#!/bin/sh
+echo "$@" >>"$CALLS"
+exit 1
+"""
+
+
+def test_a_disk_of_another_program_is_left_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is connected is not taken; nor is one disconnected that another program has taken first."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins/null.so").touch()
+    for name, text in (("nbdkit", NBDKIT), ("nbd-client", NBD_CLIENT)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(calls))
+    monkeypatch.setattr(systems, "free_devices", lambda: iter(["/dev/nbd3"]))
+    samples: dict[str, list[float]] = {name: [] for name in attach.MEASURES}
+    with pytest.raises(BringUpError, match="nbd-client: exit code 1"):
+        cycle(Nbd(str(tmp_path), tmp_path), 1, samples)
+    assert calls.read_text() == f"-unix {tmp_path / '0'} /dev/nbd3 -b 512\n"
+    calls.unlink()
+    (tmp_path / "0.pid").unlink()
+    monkeypatch.setattr(systems, "free_devices", lambda: iter(()))
+    with pytest.raises(BringUpError, match="no free /dev/nbdN"):
+        cycle(Nbd(str(tmp_path), tmp_path), 1, samples)
+    assert not calls.exists()
 
 
 def disks_of_attach() -> list[str]:

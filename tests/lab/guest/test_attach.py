@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from userblk.harness.systems.attach import main
 from userblk.harness.systems.base import module_there
 
 SYSTEMS = load_suite("attach").systems
+ON_NBD = [name for name in SYSTEMS if load_system(name).kind in ("buse", "nbdkit")]
 CYCLES = int(os.environ.get("ATTACH_CYCLES", "140"))  # of each framework
 MANY = 64  # disks at once
 LEAK = 48 * MIB  # that the kernel may keep for itself
@@ -80,6 +82,20 @@ def test_two_come_and_go_at_once(kind: str, tmp_path: Path) -> None:
     found = attach(kind, 2, 2, tmp_path / "samples")
     assert {name: len(values) for name, values in found.items()} == {"there": 2, "read": 2, "gone": 2}
     assert all(0 < there < read for there, read in zip(found["there"], found["read"], strict=True))
+
+
+@pytest.mark.parametrize("kind", ON_NBD, indirect=True)
+def test_disks_of_others_stay(kind: str, tmp_path: Path) -> None:
+    argv = [str(Path(BUILD, "buse/userblk-buse")), "--disk=/dev/nbd0", "null", f"size={MIB}"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout and other.stdout.readline().strip() == "/dev/nbd0"
+        try:
+            found = attach(kind, 2, 2, tmp_path / "samples")
+            assert len(found["gone"]) == 2
+            assert other.poll() is None
+        finally:
+            other.terminate()
+    assert other.returncode == 0
 
 
 @contextmanager
