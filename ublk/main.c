@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -22,6 +23,7 @@
 #include "programs/standard_files.h"
 #include "ublk/disk.h"
 #include "ublk/options.h"
+#include "ublk/process.h"
 #include "ublk/record.h"
 #include "ublk/show.h"
 
@@ -98,6 +100,16 @@ static bool has_ended(int pidfd, int timeout_ms)
 	return pidfd < 0 || poll(&end, 1, timeout_ms) > 0;
 }
 
+/* The process that serves a disk that lives, as ublk_process_with() has it. */
+static int server_of(const struct ublksrv_ctrl_dev_info *info)
+{
+	char path[32];
+	struct stat st;
+
+	snprintf(path, sizeof path, "/dev/ublkc%u", info->dev_id);
+	return stat(path, &st) < 0 ? -errno : ublk_process_with(info->ublksrv_pid, st.st_rdev);
+}
+
 static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 {
 	uint32_t id = (uint32_t)o->server.id;
@@ -118,7 +130,7 @@ static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 				id);
 			return EXIT_USAGE;
 		}
-		pidfd = (int)syscall(SYS_pidfd_open, info.ublksrv_pid, 0);
+		pidfd = server_of(&info);
 		r = write_back(o, in_use, &lost);
 	}
 	if (r == 0) {
@@ -400,6 +412,34 @@ static int check_replaceable(const struct ublksrv_ctrl_dev_info *info)
 }
 
 /*
+ * The server of a disk that lives, in *pidfd; negative: it has ended. Its number is what it told
+ * the kernel, which before Linux 6.16 may be that of another process: in a container processes have
+ * numbers of their own. An exit code.
+ */
+static int find_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *info, int *pidfd)
+{
+	for (int waited = 0;; waited += STEP_MS) {
+		int r;
+
+		*pidfd = server_of(info);
+		if (*pidfd >= 0 || *pidfd == -ESRCH || info->state != UBLK_S_DEV_LIVE)
+			return 0;
+		/* One that is just ending has closed its files before. */
+		if (waited >= PATIENCE_MS) {
+			warnx("ublk%u: its server is not known: process %d, as it called itself, "
+			      "is another one here; run this where the server runs, such as in "
+			      "its container",
+				info->dev_id, info->ublksrv_pid);
+			return EXIT_USAGE;
+		}
+		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
+		r = ublk_examine(c, info->dev_id, info);
+		if (r)
+			return r;
+	}
+}
+
+/*
  * Has the server of a disk that lives end, which answers what it has before, and waits for that;
  * patient: for as long as it takes. One that cannot be told (see ublk_control_quiesce(), and older
  * kernels) is killed, and so is one that takes long: what it had is issued again. 0 or an exit
@@ -480,9 +520,10 @@ static int replace(const struct ublk_options *o, char *const *argv)
 		return forget(
 			&start, ublk_server_recover(&c, o->params, &o->server, ready, &start));
 	r = check_replaceable(&info);
+	if (r == 0)
+		r = find_server(&c, &info, &pidfd);
 	if (r)
 		return r;
-	pidfd = (int)syscall(SYS_pidfd_open, info.ublksrv_pid, 0);
 	if (pipe2(outcome, O_CLOEXEC) < 0 || (o->foreground && pipe2(ends, O_CLOEXEC) < 0) ||
 		(start.keeper = keep_the_old(&start, &info, pidfd, outcome,
 			 o->foreground ? ends[1] : start.report)) < 0) {

@@ -2,12 +2,16 @@
 /* userblk-ublk, as far as it goes without the kernel's driver. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/unit/support.h"
 #include "ublk/options.h"
+#include "ublk/process.h"
 #include "ublk/queue.h"
 #include "ublk/server.h"
 
@@ -391,6 +395,33 @@ static void test_replacements_must_fit(void **state)
 	assert_null(ublk_server_mismatch(&new, &old));
 }
 
+/* A server is known by its device, and not by its number, which another process may have. */
+static void test_a_process_is_known_by_its_device(void **state)
+{
+	struct stat full, zero;
+	int device = open("/dev/full", O_RDWR | O_CLOEXEC), fd;
+	pid_t child = fork();
+
+	(void)state;
+	if (child == 0)
+		for (;;)
+			pause();
+	close(device);
+	assert_int_equal(stat("/dev/full", &full), 0);
+	assert_int_equal(stat("/dev/zero", &zero), 0);
+	fd = ublk_process_with(child, full.st_rdev);
+	assert_true(fd >= 0);
+	close(fd);
+	assert_int_equal(ublk_process_with(child, zero.st_rdev), -ENXIO);
+	assert_int_equal(ublk_process_with(getpid(), full.st_rdev), -ENXIO);
+	assert_int_equal(kill(child, SIGKILL), 0);
+	/* Its number is still there. */
+	assert_int_equal(waitid(P_PID, (id_t)child, &(siginfo_t){0}, WEXITED | WNOWAIT), 0);
+	assert_int_equal(ublk_process_with(child, full.st_rdev), -ESRCH);
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	assert_int_equal(ublk_process_with(child, full.st_rdev), -ESRCH);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -408,6 +439,7 @@ int main(void)
 		cmocka_unit_test(test_a_queue_starts_without_its_cpus),
 		cmocka_unit_test(test_parameters_are_announced),
 		cmocka_unit_test(test_replacements_must_fit),
+		cmocka_unit_test(test_a_process_is_known_by_its_device),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -661,6 +661,34 @@ def test_killed_replacement_leaves_the_old_one(add: Add) -> None:
     finish(load)
 
 
+def test_a_process_with_the_number_of_the_server_lives(add: Add) -> None:
+    """Before Linux 6.16, the server's number is that of its container, where it is another one."""
+    serve = 'echo $((NUMBER - 1)) >/proc/sys/kernel/ns_last_pid; "$@" & wait'
+    words = ["passthrough", f"file={NVME}"]
+    argv = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", serve, "sh", str(UBLK)]
+    with subprocess.Popen(["sleep", "3600"]) as other:
+        container = subprocess.Popen(
+            [*argv, "add", "--foreground", *words],
+            env=os.environ | {"NUMBER": str(other.pid)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            assert container.stdout
+            disk = container.stdout.readline().strip()
+            if "START_DEV" in disk or info(disk)["pid"] != other.pid:
+                pytest.skip(f"kernel: its ublk knows the numbers of containers: {disk}")
+            output = ublk("replace", disk, *words, expect=2)
+            assert f"process {other.pid}" in output and "its container" in output
+            assert other.poll() is None and info(disk)["state"] == "live"
+            began = time.monotonic()
+            ublk("delete", disk)
+            assert time.monotonic() - began < 30, "waited for the end of the other process"
+            assert container.wait(LIMIT) == 0
+        finally:
+            container.kill()
+            container.wait()
+            other.kill()
+
+
 def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
     (line,) = re.findall(r"^ExecStart=(.*)$", Path("ublk/userblk-ublk@.service").read_text(), re.M)
     line = line.replace("@sbindir@/userblk-ublk", str(UBLK.absolute()))
