@@ -23,6 +23,10 @@ ADDRESS = {"trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1"}
 SERVICES = range(4420, 4440)  # TCP ports, of which the first free one is taken
 
 
+def host_nqn(host: uuid.UUID) -> str:
+    return f"nqn.2014-08.org.nvmexpress:uuid:{host}"
+
+
 def _controllers(nqn: str) -> list[Path]:
     """The client's, in sysfs."""
     found = []
@@ -55,14 +59,18 @@ def disconnect_nvme(nqn: str) -> None:
 
 
 @undo
-def remove_nvmet(nqn: str) -> None:
-    """What there is of the target, in reverse."""
+def remove_nvmet(nqn: str, host: str = "") -> None:
+    """What there is of the target, in reverse. host: the NQN of its client; older records have none."""
     subsystem = TARGET / "subsystems" / nqn
     try:
         if (PORT / "subsystems" / nqn).is_symlink():
             (PORT / "subsystems" / nqn).unlink()
         if PORT.exists():
             PORT.rmdir()
+        for allowed in subsystem.glob("allowed_hosts/*"):
+            allowed.unlink()
+        if host and (TARGET / "hosts" / host).exists():
+            (TARGET / "hosts" / host).rmdir()
         for namespace in subsystem.glob("namespaces/*"):
             (namespace / "enable").write_text("0")
             namespace.rmdir()
@@ -78,11 +86,15 @@ def up(context: Context) -> Running:
     for path in (subsystem, PORT):
         if path.exists():
             raise BringUpError(f"{path} exists already: another target runs")
-    teardown.push("remove_nvmet", nqn=NQN)
+    host = uuid.uuid4()
+    client = host_nqn(host)
+    teardown.push("remove_nvmet", nqn=NQN, host=client)
     try:
         namespace = subsystem / "namespaces/1"
         subsystem.mkdir()
-        (subsystem / "attr_allow_any_host").write_text("1")
+        # Any user of this machine can speak NVMe over TCP. With any host allowed, one need not even look up a name.
+        (TARGET / "hosts" / client).mkdir()
+        (subsystem / "allowed_hosts" / client).symlink_to(TARGET / "hosts" / client)
         namespace.mkdir()
         (namespace / "device_path").write_text(device.path)
         (namespace / "enable").write_text("1")
@@ -91,7 +103,7 @@ def up(context: Context) -> Running:
             (PORT / f"addr_{name}").write_text(value)
         service = _listen(subsystem)
         teardown.push("disconnect_nvme", nqn=NQN)
-        _connect(service)
+        connect(service, host)
     except OSError as error:
         raise BringUpError(f"nvme over TCP: {error.filename or TARGET}: {error.strerror}") from None
     await_up("the NVMe disk does not appear", lambda: is_there(_disk(NQN)))
@@ -114,15 +126,14 @@ def _listen(subsystem: Path) -> int:
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE), str(PORT))
 
 
-def _connect(service: int) -> None:
-    """What `nvme connect` does."""
-    host = uuid.uuid4()
+def connect(service: int, host: uuid.UUID) -> None:
+    """What `nvme connect` does. Raises OSError."""
     options = {
         "nqn": NQN,
         "transport": ADDRESS["trtype"],
         "traddr": ADDRESS["traddr"],
         "trsvcid": service,
-        "hostnqn": f"nqn.2014-08.org.nvmexpress:uuid:{host}",
+        "hostnqn": host_nqn(host),
         "hostid": host,
         "nr_io_queues": os.cpu_count() or 1,
     }

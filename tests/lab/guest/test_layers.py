@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import uuid
 from contextlib import ExitStack
 
 import pytest
 from guest import MIB, Up, read, run
 from userblk.harness.model.config import load_system
 from userblk.harness.model.parts import KINDS
-from userblk.harness.systems import absent
+from userblk.harness.systems import absent, nvme_tcp
 from userblk.harness.systems.base import BringUpError, SystemKind, find_program
 from userblk.harness.systems.vduse import NO_DIRECT_IO
 
@@ -38,6 +39,17 @@ def test_verified_data(up: Up, name: str) -> None:
         through = read(disk, 0, 4 * MIB)
         assert any(through)
     assert read(NVME, 0, 4 * MIB) == through
+
+
+def test_nvme_tcp_has_one_client(up: Up) -> None:
+    system = load_system("nvme-tcp")
+    if reasons := absent(system):
+        pytest.skip(f"kernel: {'; '.join(reasons)}")
+    with up(system) as running:
+        with pytest.raises(OSError):
+            nvme_tcp.connect(int(str(running.settings["port"])), uuid.uuid4())
+        assert len(list(nvme_tcp.TARGET.glob("hosts/*"))) == 1
+    assert not list(nvme_tcp.TARGET.glob("hosts/*"))
 
 
 def test_programs_are_in_the_packages_that_doctor_names() -> None:
