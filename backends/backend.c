@@ -532,6 +532,8 @@ int backend_get_backing(
 
 int backend_transfer_failed(struct backend *b, const struct backend_request *request, int result)
 {
+	if (b->ops->transfer_failed)
+		result = b->ops->transfer_failed(b, result);
 	return settle(b, request, result);
 }
 

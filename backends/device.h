@@ -60,6 +60,9 @@ struct backend_ops {
 		backend_extent_fn fn, void *opaque); /* REQ_ONE */
 	int (*get_backing)(struct backend *b, const struct backend_request *request,
 		struct backend_backing *backing);
+	/* What the failure of a framework's own transfer means, as readv and writev answer it.
+	 * NULL: what it says. */
+	int (*transfer_failed)(struct backend *b, int result);
 	/* Fills up to max counters, returns how many there are. */
 	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
 };

@@ -93,15 +93,32 @@ static size_t passthrough_counters(struct backend *b, struct backend_counter *co
 
 /* ---- data ------------------------------------------------------------------- */
 
-/* The file ends inside the device. What was there is gone: never answered with zeroes. */
+/*
+ * The file ends inside the device, or the disk was removed, whose size is 0 then. What was there is
+ * gone: never answered with zeroes.
+ */
 static int shrunk(struct passthrough *p)
 {
+	bool gone = p->is_device && passthrough_current_size(p) <= 0;
+
 	if (!atomic_exchange(&p->shrink_told, true))
 		backend_error(&p->backend.host,
-			"file=%s: became smaller while it was served; data beyond its new end is "
-			"lost and requests there fail",
+			gone ? "file=%s: was removed while it was served; all requests fail"
+			     : "file=%s: became smaller while it was served; data beyond its new "
+			       "end is lost and requests there fail",
 			p->file);
-	return -EIO;
+	return gone ? -ENODEV : -EIO;
+}
+
+/*
+ * What r, the result of a request, means. The kernel says of a removed disk that it has ended, that
+ * there is no space, or that the range is not valid.
+ */
+static int explain(struct passthrough *p, int r)
+{
+	if (r == TRANSFER_EOF || (r && p->is_device && passthrough_current_size(p) <= 0))
+		return shrunk(p);
+	return r;
 }
 
 static int passthrough_readv(
@@ -111,7 +128,7 @@ static int passthrough_readv(
 	int r = p->direct ? direct_readv(p->direct, iov, iovcnt, offset)
 			  : transfer_readv(p->fd, iov, iovcnt, offset, 1);
 
-	return r == TRANSFER_EOF ? shrunk(p) : r;
+	return explain(p, r);
 }
 
 /* Does the file still reach so far? 0 or negative errno. A disk checks that itself. */
@@ -141,7 +158,7 @@ static int write_with(
 		return r;
 	r = p->direct ? direct_writev(p->direct, iov, iovcnt, offset, rwf)
 		      : transfer_writev(p->fd, iov, iovcnt, offset, 1, rwf);
-	return r == TRANSFER_EOF ? shrunk(p) : r;
+	return explain(p, r);
 }
 
 /*
@@ -290,6 +307,11 @@ static int passthrough_get_backing(
 	return request->op == BACKEND_WRITE ? check_end(p, request->offset + request->length) : 0;
 }
 
+static int passthrough_transfer_failed(struct backend *b, int result)
+{
+	return explain((struct passthrough *)b, result);
+}
+
 static int passthrough_flush(struct backend *b)
 {
 	struct passthrough *p = (struct passthrough *)b;
@@ -388,7 +410,7 @@ static int passthrough_trim(struct backend *b, uint64_t offset, uint64_t length,
 		release(p, held);
 	}
 	if (r)
-		return is_unsupported(r) ? -EOPNOTSUPP : r;
+		return is_unsupported(r) ? -EOPNOTSUPP : explain(p, r);
 	return flags & BACKEND_FUA ? sync_data(p) : 0;
 }
 
@@ -502,7 +524,7 @@ static int passthrough_zero(struct backend *b, uint64_t offset, uint64_t length,
 		release(p, held);
 	}
 	if (r)
-		return r;
+		return explain(p, r);
 	return flags & BACKEND_FUA ? sync_data(p) : 0;
 }
 
@@ -583,6 +605,7 @@ const struct backend_ops passthrough_backend = {
 	.zero = passthrough_zero,
 	.extents = passthrough_extents,
 	.get_backing = passthrough_get_backing,
+	.transfer_failed = passthrough_transfer_failed,
 	.counters = passthrough_counters,
 };
 

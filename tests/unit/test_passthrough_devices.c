@@ -242,6 +242,53 @@ static void test_device_fails(void **state)
 	free(buffer);
 }
 
+/* The kernel sets the size of a disk that is pulled to 0, as that of a loop device without a file.
+ */
+static void test_device_is_removed(void **state)
+{
+	char *buffer = aligned_alloc(4096, 4096);
+	char device[64];
+
+	(void)state;
+	for (int direct = 0; direct < 2; direct++) {
+		const char *path = scratch_file("disk", SIZE);
+		const char *const resize[] = {"losetup", "--set-capacity", device, NULL};
+		struct backend_request r = {.op = BACKEND_WRITE, .offset = MIB, .length = 4096};
+		struct backend_backing m;
+		struct device d;
+
+		loop_attach(path, 512, device, sizeof device);
+		device_open(
+			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
+		assert_int_equal(device_write(&d, buffer, 4096, MIB, BACKEND_FUA), 0);
+		/* While it is there, the kernel's own errors come through. */
+		assert_int_equal(backend_transfer_failed(d.backend, &r, -ENOSPC), -ENOSPC);
+		assert_int_equal(truncate(path, 0), 0);
+		assert_int_equal(run(resize), 0);
+		d.reported.errors = 0;
+		for (unsigned fua = 0; fua < 2; fua++) {
+			assert_int_equal(device_write(&d, buffer, 4096, MIB, fua), -ENODEV);
+			assert_int_equal(device_write(&d, buffer, 100, MIB, fua), -ENODEV);
+			assert_int_equal(backend_zero(d.backend, MIB, 4096, fua), -ENODEV);
+			assert_int_equal(backend_trim(d.backend, MIB, 4096, fua), -ENODEV);
+		}
+		assert_int_equal(device_read(&d, buffer, 4096, MIB), -ENODEV);
+		assert_int_equal(device_read(&d, buffer, 100, MIB), -ENODEV);
+		assert_int_equal(backend_flush(d.backend), -ENODEV);
+		assert_holds(d.reported.error, "was removed while it was served");
+		assert_int_equal(backend_get_backing(d.backend, &r, &m), 0);
+		assert_int_equal(backend_transfer_failed(d.backend, &r, -ENOSPC), -ENODEV);
+		/* Whatever is there now: what was acknowledged is not. */
+		assert_int_equal(truncate(path, SIZE), 0);
+		assert_int_equal(run(resize), 0);
+		assert_int_equal(device_read(&d, buffer, 4096, MIB), 0);
+		assert_int_equal(backend_flush(d.backend), -EIO);
+		device_close(&d);
+		loop_detach(device);
+	}
+	free(buffer);
+}
+
 /* A full file system: the write says so, what was there stays. */
 static void test_no_space(void **state)
 {
@@ -351,6 +398,7 @@ int main(void)
 		cmocka_unit_test(test_refused_zero_and_page_cache),
 		cmocka_unit_test(test_durable_writes_of_a_framework),
 		cmocka_unit_test(test_device_fails),
+		cmocka_unit_test(test_device_is_removed),
 		cmocka_unit_test(test_no_space),
 		cmocka_unit_test(test_lost_writes_and_parallel_flushes),
 	};
