@@ -3,6 +3,7 @@
 #ifndef USERBLK_TESTS_UNIT_S3_MIB_VOLUME_H
 #define USERBLK_TESTS_UNIT_S3_MIB_VOLUME_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,5 +43,14 @@ void put_mib(struct device *d, unsigned number, unsigned seed);
 
 /* Fails the test unless the MiB with that number holds what the seed gives. */
 void check_mib(struct device *d, unsigned number, unsigned seed);
+
+/* Until the store is full, for the volume, or is not. */
+void wait_full(struct device *d, bool full);
+
+/* Bytes of the reserve. */
+uint64_t device_reserve(const struct device *d);
+
+/* A volume with so many MiB whose store has room for nothing but what the reserve makes. */
+void open_full(struct device *d, unsigned uploads, unsigned written);
 
 #endif

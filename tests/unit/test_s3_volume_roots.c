@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* Roots of a volume of the S3 device in a store that is full. */
+#include <errno.h>
+#include <pthread.h>
+
+#include "backends/s3/base/clock.h"
+#include "tests/unit/s3_fake_store.h"
+#include "tests/unit/s3_mib_volume.h"
+#include "tests/unit/s3_volume_device.h"
+#include "tests/unit/support.h"
+
+/* What has died in a full store is covered by roots as small as can be. */
+static void test_roots_of_a_full_store(void **state)
+{
+	struct device d;
+	uint64_t light, full;
+	unsigned puts;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	full = device_counter(&d, "full_roots");
+	light = device_counter(&d, "light_roots");
+	/* One that does not fit leaves nothing behind, however often it is tried. */
+	fake_store_fail(S3_PUT, "/ckpt/", -ENOSPC, 1000000);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	puts = fake_store_requests(S3_PUT, "/log/");
+	WAIT_UNTIL(fake_store_failed() > 2, "no root is tried");
+	assert_in_range(fake_store_requests(S3_PUT, "/log/"), puts, puts + 1);
+	fake_store_fail(S3_PUT, "/ckpt/", 0, 0);
+	WAIT_UNTIL(device_counter(&d, "light_roots") >= light + 2, "there are no light roots");
+	assert_int_equal(device_counter(&d, "full_roots"), full);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A root that is refused may yet arrive, so that the next one needs a number: it is tried seldom.
+ */
+static void test_a_root_that_is_refused(void **state)
+{
+	struct device d;
+	unsigned puts;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	fake_store_fail(S3_PUT, "/root", -ENOSPC, 1000000);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	puts = fake_store_requests(S3_PUT, "/log/");
+	pause_ms(6000);
+	assert_in_range(fake_store_failed(), 2, 4);
+	assert_in_range(fake_store_requests(S3_PUT, "/log/"), puts, puts + 4);
+	fake_store_limit(0);
+	fake_store_fail(S3_PUT, "/root", 0, 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Nor are roots that are due for the length of the log tried more often. */
+static void test_a_due_root_that_is_refused(void **state)
+{
+	struct s3_volume *v;
+	struct device d;
+	unsigned puts;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	crash(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M;checkpoint=8");
+	fake_store_fail(S3_PUT, "/root", -ENOSPC, 1000000);
+	for (unsigned i = 0; i < 9; i++) {
+		assert_int_equal(backend_trim(d.backend, i * MIB, MIB, 0), 0);
+		assert_int_equal(backend_flush(d.backend), 0);
+	}
+	puts = fake_store_requests(S3_PUT, "/log/");
+	pause_ms(6000);
+	assert_in_range(fake_store_failed(), 2, 5);
+	assert_in_range(fake_store_requests(S3_PUT, "/log/"), puts, puts + 4);
+	/* They are tried as soon as there is space. */
+	v = volume_of(&d);
+	pthread_mutex_lock(&v->lock);
+	v->root_due = s3_now() + 600 * UINT64_C(1000000000);
+	fake_store_fail(S3_PUT, "/root", 0, 0);
+	puts = fake_store_requests(S3_PUT, "/root");
+	pthread_mutex_unlock(&v->lock);
+	fake_store_limit(0);
+	WAIT_UNTIL(fake_store_requests(S3_PUT, "/root") > puts, "there is no root");
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* An attempt that cannot begin leaves nothing behind, and is made again soon. */
+static void test_roots_while_the_log_is_refused(void **state)
+{
+	struct s3_volume *v;
+	struct device d;
+	uint64_t due = 0, pause = 0;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	v = volume_of(&d);
+	fake_store_fail(S3_PUT, "/log/", -ENOSPC, 1000000);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	for (unsigned attempts = 0; attempts < 4; attempts++) {
+		uint64_t before = due;
+
+		for (unsigned waited = 0; due == before && waited < 3000; waited++) {
+			pause_ms(1);
+			pthread_mutex_lock(&v->lock);
+			due = v->root_due;
+			pause = due > s3_now() ? due - s3_now() : 0;
+			pthread_mutex_unlock(&v->lock);
+		}
+		assert_true(due != before);
+		assert_in_range(pause, 0, 1000000000);
+	}
+	fake_store_fail(S3_PUT, "/log/", 0, 0);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* What dies while as much is being deleted is covered, too. */
+static void test_deaths_beside_deletions(void **state)
+{
+	struct device d;
+
+	(void)state;
+	open_full(&d, 1, 48);
+	fake_store_hold_answers(S3_DELETE_MANY, "/log/", false);
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_wait_held(S3_DELETE_MANY, "/log/");
+	fake_store_limit(fake_store_bytes() + MIB / 8);
+	assert_int_equal(backend_trim(d.backend, 16 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	fake_store_release(S3_DELETE_MANY, NULL);
+	WAIT_UNTIL(device_counter(&d, "deleted") >= 16, "what has died stays");
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Once: a root that covers an earlier one says nothing of its own that would have to be covered. */
+static void test_deaths_are_covered_once(void **state)
+{
+	unsigned roots;
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend,
+		"endpoint=http://127.0.0.1;bucket=abc;batch-size=1M;volume=v;uploads=1;memory=16M;"
+		"create=on;size=128M;gc-delay=600");
+	for (unsigned n = 0; n < 48; n++)
+		assert_int_equal(write_mib(&d, n, n), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	WAIT_UNTIL(device_reserve(&d) >= MIB, "there is no reserve");
+	fake_store_limit(fake_store_bytes());
+	roots = fake_store_requests(S3_PUT, "/root");
+	assert_int_equal(backend_trim(d.backend, 8 * MIB, 8 * MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	WAIT_UNTIL(fake_store_requests(S3_PUT, "/root") >= roots + 2, "there are no roots");
+	pause_ms(2000);
+	assert_in_range(fake_store_requests(S3_PUT, "/root"), roots + 2, roots + 4);
+	fake_store_limit(0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_roots_of_a_full_store),
+		cmocka_unit_test(test_a_root_that_is_refused),
+		cmocka_unit_test(test_a_due_root_that_is_refused),
+		cmocka_unit_test(test_roots_while_the_log_is_refused),
+		cmocka_unit_test(test_deaths_beside_deletions),
+		cmocka_unit_test(test_deaths_are_covered_once),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
