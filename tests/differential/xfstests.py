@@ -221,7 +221,7 @@ def descendants(pid: int) -> list[int]:
 def run_test(xfstests: Path, test: str, environment: Environment, results: Path) -> str:
     """passed, failed, or "not run: why"."""
     path = results / f"{test.replace('/', '-')}.txt"
-    with path.open("w") as file:  # whoever survives would keep a pipe open
+    with path.open("w") as file:  # a pipe would stay open as long as one of its processes
         process = subprocess.Popen(
             ["./check", test],
             cwd=xfstests,
