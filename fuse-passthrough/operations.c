@@ -198,7 +198,7 @@ static int lookup_synced(struct fuse_entry_param *entry)
 		}
 	}
 	pthread_mutex_unlock(&fs.synced_lock);
-	entry->entry_timeout = 0; /* the next one has the same name */
+	entry->entry_timeout = 0; /* nobody else is to find it by that name */
 	return result;
 }
 

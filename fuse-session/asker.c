@@ -39,13 +39,13 @@ static int write_all(const char *path)
 	return written == -1 ? errno : 0;
 }
 
-static int sync_file(void)
+static int sync_file(const char *name)
 {
 	const int flags = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
-	int fd = openat(written, ASKER_NAME, O_RDONLY | flags), error;
+	int fd = openat(written, name, O_RDONLY | flags), error;
 
 	if (fd == -1 && errno == EACCES)
-		fd = openat(written, ASKER_NAME, O_WRONLY | flags);
+		fd = openat(written, name, O_WRONLY | flags);
 	if (fd == -1)
 		return errno;
 	error = fdatasync(fd) == -1 ? errno : 0;
@@ -61,7 +61,7 @@ static int answer(char question, const char *path)
 	case ASK_WRITE:
 		return write_all(path);
 	case ASK_SYNC:
-		return sync_file();
+		return sync_file(path);
 	default:
 		return statvfs(path, &st) == -1 ? errno : 0;
 	}

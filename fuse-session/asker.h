@@ -11,13 +11,10 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* In the root of the mount: the file to sync. */
-#define ASKER_NAME ".userblk-sync"
-
 enum asker_question {
 	ASK_ANSWERS = 'a', /* does the file system at path answer? */
 	ASK_WRITE = 'w',   /* syncfs(2) of it; the kernel does not wait for FUSE's writes then */
-	ASK_SYNC = 'f'	   /* fdatasync(2) of ASKER_NAME in it, wherever it is by then */
+	ASK_SYNC = 'f'	   /* fdatasync(2) of the name path in it, wherever it is by then */
 };
 
 /* Before other threads and the mount. Returns 0 or an errno. */

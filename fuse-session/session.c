@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -337,10 +338,31 @@ static void note_loss(const char *path, int error)
 	atomic_store(&lost, true);
 }
 
+/*
+ * The number in the name by which the asker looks up the file to sync. A new one for each file: a
+ * user who watches the root sees the name when the file is open, and the kernel must not have a
+ * file, or the lack of one, of that name from anybody else.
+ */
+static atomic_uint_fast64_t sought;
+
+#define SOUGHT_NAME sizeof(".userblk-0123456789abcdef")
+
+static void write_sought(char name[SOUGHT_NAME])
+{
+	snprintf(name, SOUGHT_NAME, ".userblk-%016jx", (uintmax_t)atomic_load(&sought));
+}
+
 static void sync_file(const char *path)
 {
-	int error = asker_ask(ASK_SYNC, "");
+	char name[SOUGHT_NAME];
+	uint64_t number;
+	int error = EIO;
 
+	if (getrandom(&number, sizeof(number), 0) == sizeof(number)) {
+		atomic_store(&sought, number);
+		write_sought(name);
+		error = asker_ask(ASK_SYNC, name);
+	}
 	if (error)
 		note_loss(path, error);
 }
@@ -352,7 +374,12 @@ static void report_file(const char *path)
 
 bool session_looks_up(fuse_req_t req, const char *name)
 {
-	return strcmp(name, ASKER_NAME) == 0 && asker_is(fuse_req_ctx(req)->pid);
+	char wanted[SOUGHT_NAME];
+
+	if (!asker_is(fuse_req_ctx(req)->pid))
+		return false;
+	write_sought(wanted);
+	return strcmp(name, wanted) == 0;
 }
 
 /*

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import random
 import resource
+import select
 import signal
+import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -123,6 +127,51 @@ def has_tmpfile(mount: Mount) -> bool:
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def told_of_opens(directory: Path, act: Callable[[Path], object]) -> Iterator[set[str]]:
+    """Until its end, acts at once upon each name below the directory that anybody opens, once."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch, (ended, end) = libc.inotify_init1(os.O_CLOEXEC), os.pipe()
+    assert libc.inotify_add_watch(watch, os.fsencode(directory), 0x20) == 1  # IN_OPEN
+    seen = set[str]()
+
+    def follow() -> None:
+        while watch in select.select([watch, ended], [], [])[0]:
+            events = os.read(watch, 1 << 16)
+            while events:
+                (length,) = struct.unpack_from("12xI", events)
+                name = events[16 : 16 + length].rstrip(b"\0").decode()
+                events = events[16 + length :]
+                if name and name not in seen:
+                    seen.add(name)
+                    with suppress(OSError):
+                        act(directory / name)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        os.close(end)
+        thread.join()
+        for descriptor in (watch, ended):
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("act", [Path.stat, Path.touch])
+def test_names_that_others_have_used(act: Callable[[Path], object], fuse_start: FuseStart) -> None:
+    """The kernel remembers a name in the root, or that it is free: no user can know one that will be asked for."""
+    mount = fuse_start()
+    (mount.point / "d").mkdir()
+    with ExitStack() as files:
+        for number in range(200):
+            files.enter_context(held(mount.point / "d" / str(number), DATA[: 4096 * 8]))
+        with told_of_opens(mount.point, act) as seen:
+            end(mount)
+    assert all(path.read_bytes() == written(DATA[: 4096 * 8]) for path in (mount.source / "d").iterdir())
+    assert len(seen) == 200
 
 
 @pytest.mark.parametrize("how", ["--move", "--bind"])
