@@ -5,13 +5,22 @@
 #include <limits.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include <linux/fs.h>
 
 #include "passthrough.h"
 
 /* Memory of this alignment is good for direct I/O on any block device. */
 #define DIRECT_ALIGNMENT 4096
+
+/* The most that a request copies block by block. */
+#define COPY_SIZE (8 << 20)
+/* Clones begin and end at blocks; no file system has larger ones. */
+#define CLONE_ALIGNMENT (64 << 10)
 
 /* ---- memory of a thread ---- */
 
@@ -326,12 +335,47 @@ void fs_lseek(fuse_req_t req, fuse_ino_t ino, off_t offset, int whence, struct f
 
 /* ---- copies ---- */
 
+/*
+ * Has out share the blocks of in, where their file system can: all of a clone is done at once, and
+ * in parts it would take a transaction for each. Returns its length, or 0.
+ */
+static size_t clone_range(int in, off_t off_in, int out, off_t off_out, size_t len)
+{
+	struct file_clone_range range = {
+		.src_fd = in, .src_offset = (uint64_t)off_in, .dest_offset = (uint64_t)off_out};
+	struct stat st;
+
+	if (fstat(in, &st) == -1 || st.st_size <= off_in)
+		return 0;
+	/* Only what goes up to the end of the file may end in a block. */
+	range.src_length = (uint64_t)(st.st_size - off_in);
+	if (range.src_length > len)
+		range.src_length = len & ~(size_t)(CLONE_ALIGNMENT - 1);
+	return ioctl(out, FICLONERANGE, &range) == 0 ? range.src_length : 0;
+}
+
+/*
+ * A long copy is cloned, or made in parts, for which callers come again: it cannot be interrupted
+ * here, other requests of a ring wait for it, and it holds locks of the kernel.
+ */
+static ssize_t copy_part(int in, off_t off_in, int out, off_t off_out, size_t len, unsigned flags)
+{
+	size_t length = 0;
+
+	if (len > COPY_SIZE && flags == 0)
+		length = clone_range(in, off_in, out, off_out, len);
+	if (length > 0)
+		return (ssize_t)length;
+	return copy_file_range(
+		in, &off_in, out, &off_out, len > COPY_SIZE ? COPY_SIZE : len, flags);
+}
+
 void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 	struct fuse_file_info *fi_in, fuse_ino_t ino_out, off_t off_out,
 	struct fuse_file_info *fi_out, size_t len, int flags)
 {
 	/* The answer has 32 bits. */
-	size_t most = len < INT_MAX ? len : INT_MAX & ~(DIRECT_ALIGNMENT - 1);
+	size_t most = len < INT_MAX ? len : INT_MAX & ~(CLONE_ALIGNMENT - 1);
 	ssize_t result;
 
 	(void)ino_in;
@@ -339,8 +383,8 @@ void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 	caller_keep_setid();
 	result = fs.killpriv_v2 && !keeps_setid(req) ? clear_setid(req, file_fd(fi_out)) : 0;
 	if (result == 0) {
-		result = copy_file_range(
-			file_fd(fi_in), &off_in, file_fd(fi_out), &off_out, most, (unsigned)flags);
+		result = copy_part(
+			file_fd(fi_in), off_in, file_fd(fi_out), off_out, most, (unsigned)flags);
 		result = result == -1 ? -errno : result;
 	}
 	if (result < 0)

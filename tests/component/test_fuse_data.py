@@ -460,6 +460,48 @@ def test_copy_file_range(fuse: Mount) -> None:
     assert (fuse.point / "to").read_bytes() == data
 
 
+def test_a_long_copy_is_many_requests(fuse_default: Mount) -> None:
+    """A thread of the daemon, for which others may wait, is not busy with it for seconds."""
+    size = 64 * MIB
+    data = pattern(size)
+    (fuse_default.source / "from").write_bytes(data)
+    with (fuse_default.point / "from").open("rb") as source, (fuse_default.point / "to").open("wb") as target:
+        assert 0 < os.copy_file_range(source.fileno(), target.fileno(), size) <= 8 * MIB
+    checked(["cp", "--reflink=auto", str(fuse_default.point / "from"), str(fuse_default.point / "to")])
+    assert (fuse_default.source / "to").read_bytes() == data
+
+
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_a_long_copy_of_shared_blocks_is_one_request(kind: str, tmp_path: Path, fuse_source: Path) -> None:
+    if shutil.which(f"mkfs.{kind}") is None:
+        pytest.skip(f"mkfs.{kind} is not installed")
+    image, below, size = tmp_path / "image", tmp_path / "below", 64 * MIB + 5
+    below.mkdir()
+    with image.open("wb") as file:
+        file.truncate(512 * MIB)
+    checked([f"mkfs.{kind}", "-q", str(image)])
+    mounted = run(["mount", "-o", "loop", str(image), str(below)])
+    if mounted.returncode != 0:
+        pytest.skip(f"kernel: no {kind}: {mounted.stderr}")
+    try:
+        (below / "from").write_bytes(pattern(size))
+        checked(["sync", "-f", str(below)])
+        free = os.statvfs(below).f_bavail * os.statvfs(below).f_bsize
+        mount = start(below, fuse_source.with_name("mount"))
+        try:
+            with (mount.point / "from").open("rb") as source, (mount.point / "to").open("wb") as target:
+                assert os.copy_file_range(source.fileno(), target.fileno(), size) == size
+                assert os.copy_file_range(source.fileno(), target.fileno(), 32 * MIB, 0, size + 1) == 8 * MIB
+            assert (mount.point / "to").read_bytes() == pattern(size) + b"\0" + pattern(8 * MIB)
+            mount.unmount()
+        finally:
+            mount.kill()
+        checked(["sync", "-f", str(below)])
+        assert free - os.statvfs(below).f_bavail * os.statvfs(below).f_bsize < 16 * MIB
+    finally:
+        unmount(below)
+
+
 def test_truncation_is_seen_by_everybody(fuse: Mount) -> None:
     path = fuse.point / "file"
     path.write_bytes(b"x" * 10000)
