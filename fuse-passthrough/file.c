@@ -434,16 +434,18 @@ void fs_create(
 	fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
 {
 	struct fuse_entry_param entry;
-	int result = create_file(req, parent, name, mode, fi->flags);
+	int fd = create_file(req, parent, name, mode, fi->flags);
+	int result = fd < 0 ? fd : adopt(req, fd, parent, name, fi, &entry);
 
-	if (result >= 0)
-		result = adopt(req, result, parent, name, fi, &entry);
-	else if (result == -EEXIST && !(fi->flags & O_EXCL))
-		/*
-		 * Somebody made it after the kernel had seen that there is none. The kernel looks
-		 * again, and opens it like any other file: for who may, and if it is one.
-		 */
+	/*
+	 * It is there, while the kernel remembers that there is none: somebody has made it since,
+	 * or it was made here and could not be opened as asked for. The kernel looks again, and
+	 * opens it like any other file: for who may, and if it is one.
+	 */
+	if (!(fi->flags & O_EXCL) && (result == -EEXIST || (fd >= 0 && result < 0)))
 		result = -ESTALE;
+	else if (fd >= 0 && result < 0)
+		take_back(inode_of(parent), name, 0);
 	reply_create(req, result, &entry, fi);
 }
 

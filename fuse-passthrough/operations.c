@@ -167,17 +167,38 @@ int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param 
 	return result;
 }
 
-/* Answers with the entry of name, or with result when that is an error. */
-static void reply_name(fuse_req_t req, fuse_ino_t parent, const char *name, int result)
+void take_back(struct inode *parent, const char *name, int flags)
 {
-	struct fuse_entry_param entry;
+	int dir = inode_get(parent);
 
-	if (result == 0)
-		result = lookup_name(inode_of(parent), name, &entry);
-	if (result)
+	if (dir < 0)
+		return;
+	unlinkat(dir, name, flags);
+	inode_put(parent);
+}
+
+/*
+ * The entry of name, which was made if result is 0; otherwise that error. flags: to remove it. The
+ * parent is in use.
+ */
+static int lookup_made(
+	fuse_ino_t parent, const char *name, int flags, int result, struct fuse_entry_param *entry)
+{
+	if (result == 0) {
+		result = lookup_name(inode_of(parent), name, entry);
+		if (result < 0)
+			take_back(inode_of(parent), name, flags);
+	}
+	return result;
+}
+
+/* Answers with entry, or with result when that is an error. */
+static void reply_entry(fuse_req_t req, int result, const struct fuse_entry_param *entry)
+{
+	if (result < 0)
 		session_reply_error(req, -result);
-	else if (fuse_reply_entry(req, &entry) != 0)
-		inode_forget(inode_of(entry.ino), 1); /* the kernel never heard of it */
+	else if (fuse_reply_entry(req, entry) != 0)
+		inode_forget(inode_of(entry->ino), 1); /* the kernel never heard of it */
 }
 
 /* The inode that is synced, which the session has looked up by a name that no file needs to have.
@@ -211,13 +232,10 @@ static void fs_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 		result = lookup_synced(&entry);
 	else
 		result = lookup_name(inode_of(parent), name, &entry);
-	if (result == -ENOENT && may_remember_names(inode_of(parent))) {
+	if (result == -ENOENT && may_remember_names(inode_of(parent)))
 		session_reply_absent(req);
-	} else if (result < 0) {
-		session_reply_error(req, -result);
-	} else if (fuse_reply_entry(req, &entry) != 0) {
-		inode_forget(inode_of(entry.ino), 1);
-	}
+	else
+		reply_entry(req, result, &entry);
 }
 
 static void forget(fuse_ino_t ino, uint64_t count)
@@ -477,12 +495,15 @@ static int begin_change(fuse_req_t req, fuse_ino_t parent, mode_t mode)
 }
 
 /* Ends it and answers with the new entry; result is what the call returned, with errno. */
-static void end_change(fuse_req_t req, fuse_ino_t parent, const char *name, int result)
+static void end_change(fuse_req_t req, fuse_ino_t parent, const char *name, int flags, int result)
 {
+	struct fuse_entry_param entry;
+
 	result = result == -1 ? -errno : 0;
 	caller_end(req);
+	result = lookup_made(parent, name, flags, result, &entry);
 	inode_put(inode_of(parent));
-	reply_name(req, parent, name, result);
+	reply_entry(req, result, &entry);
 }
 
 static void fs_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
@@ -492,7 +513,7 @@ static void fs_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 	if (dir < 0)
 		reply(req, dir);
 	else
-		end_change(req, parent, name, mknodat(dir, name, mode, rdev));
+		end_change(req, parent, name, 0, mknodat(dir, name, mode, rdev));
 }
 
 static void fs_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
@@ -502,7 +523,7 @@ static void fs_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 	if (dir < 0)
 		reply(req, dir);
 	else
-		end_change(req, parent, name, mkdirat(dir, name, mode));
+		end_change(req, parent, name, AT_REMOVEDIR, mkdirat(dir, name, mode));
 }
 
 static void fs_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
@@ -512,12 +533,13 @@ static void fs_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, co
 	if (dir < 0)
 		reply(req, dir);
 	else
-		end_change(req, parent, name, symlinkat(target, dir, name));
+		end_change(req, parent, name, 0, symlinkat(target, dir, name));
 }
 
 static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const char *new_name)
 {
 	struct inode *inode = inode_of(ino), *parent = inode_of(new_parent);
+	struct fuse_entry_param entry;
 	int fd = inode_get(inode), dir, result;
 
 	if (fd < 0) {
@@ -532,9 +554,10 @@ static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const
 	}
 	result = linkat(AT_FDCWD, fd_path(fd).path, dir, new_name, AT_SYMLINK_FOLLOW);
 	result = result == -1 ? -errno : 0;
+	result = lookup_made(new_parent, new_name, 0, result, &entry);
 	inode_put(parent);
 	inode_put(inode);
-	reply_name(req, new_parent, new_name, result);
+	reply_entry(req, result, &entry);
 }
 
 static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int flags)

@@ -84,6 +84,12 @@ int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param 
 /* Fills entry for fd, an O_PATH descriptor that it takes over, and counts a lookup. */
 int lookup_fd(int fd, struct fuse_entry_param *entry);
 
+/*
+ * Removes name below parent again, by unlinkat(2) with flags: it was made, but cannot be answered,
+ * and the kernel goes on to remember that there is none.
+ */
+void take_back(struct inode *parent, const char *name, int flags);
+
 /* Clears the set-id bits of fd that a write by the sender of req, who is not privileged, takes
  * away. */
 int clear_setid(fuse_req_t req, int fd);

@@ -260,6 +260,19 @@ def test_source_without_acls_is_open_to_all(on_ramfs: Mount) -> None:
         assert caught.value.errno == errno.EOPNOTSUPP
 
 
+@pytest.mark.parametrize(("flags", "stays"), [(0, True), (os.O_EXCL, False)])
+def test_new_file_that_cannot_be_opened(flags: int, stays: bool, on_ramfs: Mount) -> None:
+    """It is there, as on the source, or it is not; in no case does the kernel go on without it while it is there."""
+    (on_ramfs.point / "d").mkdir()
+    with pytest.raises(OSError) as caught:
+        os.open(on_ramfs.point / "d/probe", os.O_CREAT | os.O_RDWR | os.O_DIRECT | flags)
+    assert caught.value.errno == errno.EINVAL
+    assert (on_ramfs.source / "d/probe").exists() is stays
+    assert (on_ramfs.point / "d/probe").exists() is stays
+    (on_ramfs.point / "d/probe").unlink(missing_ok=not stays)
+    (on_ramfs.point / "d").rmdir()
+
+
 @pytest.mark.parametrize("on_ramfs", ["sync"], indirect=True)
 def test_writes_to_a_synchronous_source_are_synchronous(on_ramfs: Mount) -> None:
     with (on_ramfs.point / "file").open("wb", buffering=0) as file:

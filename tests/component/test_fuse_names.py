@@ -190,6 +190,26 @@ def test_names_without_case(call: str, answer: str, fuse_start: FuseStart) -> No
     assert (above / "bar").exists()
 
 
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "mkdir": Path.mkdir,
+    "symlink": lambda path: path.symlink_to("nowhere"),
+    "mknod": os.mkfifo,
+    "link": lambda path: path.hardlink_to(path.with_name("file")),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_what_was_made_in_vain_is_not_there(maker: str, fuse_start: FuseStart) -> None:
+    """The kernel goes on to remember that there is no such name. Here there is no descriptor for any new file."""
+    wrapper = traced("openat2", "error=ENFILE:when=3+")  # the first: of the file; the second: of the new name before it
+    mount = fuse_start(*(["--max-threads=1"] if LIBFUSE >= (3, 12) else []), wrapper=wrapper)
+    (mount.source / "file").touch()
+    assert (mount.point / "file").exists()
+    with pytest.raises(OSError, match="Too many open files in system"):
+        MAKERS[maker](mount.point / "new")
+    assert os.listdir(mount.source) == ["file"]
+
+
 def test_fsync_of_a_directory(fuse: Mount) -> None:
     descriptor = os.open(fuse.point, os.O_RDONLY)
     try:
