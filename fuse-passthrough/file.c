@@ -193,9 +193,11 @@ static void begin_passthrough(fuse_req_t req, struct inode *inode, struct fuse_f
 	fi->keep_cache = 0; /* pages of before would hide what is written now */
 	/*
 	 * The kernel's own file keeps O_APPEND when fcntl(2) has taken it off ours, so that
-	 * reads and writes by this descriptor come here. Mappings are passed through.
+	 * reads and writes by this descriptor come here. Mappings are passed through. Not without
+	 * need: sendfile(2) goes to the kernel's cache then, of which the writes that it passes
+	 * through know nothing.
 	 */
-	if (fi->flags & O_APPEND)
+	if ((fi->flags & O_APPEND) && (fi->flags & O_ACCMODE) != O_RDONLY)
 		fi->direct_io = 1;
 }
 

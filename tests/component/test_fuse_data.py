@@ -460,6 +460,27 @@ def test_copy_file_range(fuse: Mount) -> None:
     assert (fuse.point / "to").read_bytes() == data
 
 
+@pytest.mark.parametrize("mode", ["passthrough", "io-uring+passthrough"])
+def test_sendfile_from_a_file_that_is_open_to_append(mode: str, fuse_start: FuseStart) -> None:
+    """Not with old data, by a descriptor that appends nothing."""
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    mount = fuse_start(*MODES[mode])
+    (mount.point / "file").write_bytes(b"old" * 1000)
+    writer = os.open(mount.point / "file", os.O_RDWR)
+    reader = os.open(mount.point / "file", os.O_RDONLY | os.O_APPEND)
+    sent = os.memfd_create("sent")
+    try:
+        for data in (b"old" * 1000, b"new" * 1200):
+            os.pwrite(writer, data, 0)
+            assert os.sendfile(sent, reader, 0, len(data)) == len(data)
+            assert os.pread(sent, len(data), 0) == os.pread(reader, len(data), 0) == data
+            os.lseek(sent, 0, os.SEEK_SET)
+    finally:
+        for descriptor in (writer, reader, sent):
+            os.close(descriptor)
+
+
 def test_a_long_copy_is_many_requests(fuse_default: Mount) -> None:
     """A thread of the daemon, for which others may wait, is not busy with it for seconds."""
     size = 64 * MIB
