@@ -66,6 +66,10 @@ static int check_change(fuse_req_t req, struct inode *inode, int fd, unsigned in
 	old = whole ? now.attr.fsx_xflags : (unsigned)now.flags;
 	new = whole ? wanted->attr.fsx_xflags : (unsigned)wanted->flags;
 	result = check_setter(req, fd, whole, (old ^ new) & (immutable | append));
+	/* The source asks whether the daemon may: not its owner, but who has CAP_SYS_RESOURCE. */
+	if (result == 0 && !whole && ((old ^ new) & FS_JOURNAL_DATA_FL) &&
+		fuse_req_ctx(req)->uid != 0)
+		result = EPERM;
 	if (result == 0 && (new & ~old &immutable) && holds_data(inode))
 		result = EBUSY;
 	return result;

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, aligned, as_user, bare_mapping, direct, lacking_for_mode
+from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, aligned, as_user, bare_mapping, direct, lacking_for_mode, traced
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
@@ -495,6 +495,18 @@ def test_unprivileged_user_may_not_change_inode_flags(fuse_default: Mount) -> No
     assert as_user(NOBODY, "chattr", "+i", str(path)).returncode != 0
     assert as_user(NOBODY, "chattr", "+d", str(path)).stderr == ""
     assert "d" in checked(["lsattr", str(fuse_default.source / "file")]).split()[0]
+
+
+def test_unprivileged_user_may_not_journal_data(fuse_start: FuseStart) -> None:
+    """The source asks for a right of the daemon. Here it grants everything, also where root has not that right."""
+    need("chattr")
+    mount = fuse_start(wrapper=traced("ioctl", "retval=0"))
+    path = mount.point / "file"
+    path.touch()
+    os.chown(path, NOBODY, NOBODY)
+    assert "not permitted" in as_user(NOBODY, "chattr", "+j", str(path)).stderr
+    assert as_user(NOBODY, "chattr", "+d", str(path)).stderr == ""
+    checked(["chattr", "+j", str(path)])
 
 
 def test_statfs_is_that_of_the_source(fuse: Mount) -> None:
