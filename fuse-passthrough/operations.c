@@ -125,7 +125,8 @@ static int open_child(int dir, const char *name)
 
 /*
  * Finds out about names in the directory parent, open as dir. By the flag of chattr(1) +F: one that
- * the daemon may not open, because it is not root, is taken for one without.
+ * the daemon may not open, because it is not root, is taken for one without. If it cannot, as
+ * without descriptors, the next lookup tries again.
  */
 static void learn_names(struct inode *parent, int dir)
 {
@@ -138,6 +139,8 @@ static void learn_names(struct inode *parent, int dir)
 		if (ioctl(fd, FS_IOC_GETFLAGS, &flags) == -1)
 			flags = 0;
 		close(fd);
+	} else if (errno != EACCES) {
+		return;
 	}
 	atomic_store(&parent->names, flags & FS_CASEFOLD_FL ? NAMES_WITHOUT_CASE : NAMES_WITH_CASE);
 }
@@ -148,7 +151,8 @@ static void learn_names(struct inode *parent, int dir)
  */
 static bool may_remember_names(const struct inode *parent)
 {
-	return fs.names != NAMES_WITHOUT_CASE && atomic_load(&parent->names) != NAMES_WITHOUT_CASE;
+	return fs.names == NAMES_WITH_CASE ||
+	       (fs.names == NAMES_UNKNOWN && atomic_load(&parent->names) == NAMES_WITH_CASE);
 }
 
 int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param *entry)

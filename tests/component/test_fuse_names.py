@@ -190,6 +190,18 @@ def test_names_without_case(call: str, answer: str, fuse_start: FuseStart) -> No
     assert (above / "bar").exists()
 
 
+def test_names_in_a_directory_whose_flag_cannot_be_read(fuse_start: FuseStart) -> None:
+    """They may be without case. Here there is no descriptor to look with, after the first 50 of each thread."""
+    if LIBFUSE < (3, 12):
+        pytest.skip("libfuse: the number of threads has a limit from 3.12")
+    mount = fuse_start("--max-threads=1", wrapper=traced("openat", "error=ENFILE:when=50+"))
+    for number in range(100):
+        (mount.source / str(number)).mkdir()
+        assert not (mount.point / str(number) / "name").exists()
+    (mount.source / "99/name").touch()
+    assert (mount.point / "99/name").exists()
+
+
 MAKERS: dict[str, Callable[[Path], object]] = {
     "mkdir": Path.mkdir,
     "symlink": lambda path: path.symlink_to("nowhere"),
