@@ -60,8 +60,9 @@ static void negotiate(struct fuse_conn_info *conn)
 	negotiate_privileges(conn);
 #if HAVE_PASSTHROUGH
 	fs.passthrough = fs.passthrough && session_want(conn, FUSE_CAP_PASSTHROUGH);
+	/* The kernel has two file systems upon another one at most: ours, and one above or below. */
 	if (fs.passthrough)
-		conn->max_backing_stack_depth = 1;
+		conn->max_backing_stack_depth = fs.stacked ? 1 : 0;
 #endif
 	/* Not both: a program that passes writes through has nothing to write back. */
 	session.writeback = session.writeback && !fs.passthrough;
@@ -268,6 +269,13 @@ static bool in_memory(unsigned long type)
 	return type == TMPFS_MAGIC || type == RAMFS_MAGIC;
 }
 
+/* May it be upon another one? */
+static bool is_stacked(unsigned long type)
+{
+	return type == OVERLAYFS_SUPER_MAGIC || type == ECRYPTFS_SUPER_MAGIC ||
+	       type == FUSE_SUPER_MAGIC;
+}
+
 /* Does it nothing when a file is closed? Others, such as NFS, write then, or report errors. */
 static bool closes_plainly(unsigned long type)
 {
@@ -346,6 +354,9 @@ int main(int argc, char *argv[])
 	files.in_memory = in_memory(type);
 	fs.plain_close = closes_plainly(type);
 	fs.names = names_of(type);
+	fs.stacked = is_stacked(type);
+	/* With it, nothing could be upon the mount, which only who asks for it shall lose. */
+	fs.passthrough = fs.passthrough && (options.passthrough || !fs.stacked);
 	fill_operations(&program.operations);
 	status = session_run(&args, &options.session, options.source, &program);
 	if (atomic_load(&fs.passthrough_refused))

@@ -33,6 +33,7 @@ enum names { NAMES_UNKNOWN, NAMES_WITH_CASE, NAMES_WITHOUT_CASE };
 /* The one file system of this process. Set up by main.c, constant once the session runs. */
 struct filesystem {
 	bool passthrough;   /* as asked for; turned off when the kernel does not have it */
+	bool stacked;	    /* the source may be upon another file system */
 	bool is_root;	    /* files can be given to the requesting user */
 	bool killpriv_v2;   /* the kernel says when set-id bits must go */
 	bool direct_mmap;   /* O_DIRECT files may bypass the kernel's cache and still be mapped */

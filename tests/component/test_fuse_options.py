@@ -10,8 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from fuse_mount import (
     lacking_for_fuse,
     lacking_for_mode,
     parse_status,
+    start,
     stat_errno,
     threads,
     threads_that_wait,
@@ -204,6 +205,55 @@ def test_passthrough_where_granted(fuse_start: FuseStart) -> None:
     assert mount.status["writeback"] == ("off" if granted else "on")
     (mount.point / "file").write_bytes(b"data")
     assert (mount.point / "file").read_bytes() == b"data"
+
+
+@contextmanager
+def overlay(lower: Path, space: Path) -> Iterator[Path]:
+    """An overlayfs upon lower; skips where there is none."""
+    for name in ("upper", "work", "overlay"):
+        (space / name).mkdir(parents=True)
+    options = f"lowerdir={lower},upperdir={space}/upper,workdir={space}/work"
+    mounted = run(["mount", "-t", "overlay", "-o", options, "userblk-test", str(space / "overlay")])
+    if "unknown filesystem type" in mounted.stderr:
+        pytest.skip("kernel: no overlayfs")
+    assert mounted.returncode == 0, mounted.stderr
+    try:
+        yield space / "overlay"
+    finally:
+        unmount(space / "overlay")
+
+
+@pytest.mark.parametrize("option", ["--passthrough=auto", "--passthrough"])
+def test_overlayfs_upon_the_mount(option: str, fuse_source: Path, fuse_start: FuseStart) -> None:
+    if "auto" not in option and (reason := lacking_for_mode("passthrough")):
+        pytest.skip(reason)
+    mount = fuse_start(option)
+    assert mount.status["passthrough"] == ("off" if lacking_for_mode("passthrough") else "on")
+    (mount.point / "file").write_text("text")
+    with overlay(mount.point, fuse_source.with_name("space")) as top:
+        assert (top / "file").read_text() == "text"
+        (top / "file").write_text("other")
+        assert (top / "file").read_text() == "other"
+    assert (mount.point / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize("option", ["--passthrough=auto", "--passthrough"])
+def test_passthrough_over_overlayfs(option: str, fuse_source: Path) -> None:
+    """The kernel has no fourth file system upon three: passthrough then takes the place of one, if it is asked for."""
+    if reason := lacking_for_mode("passthrough"):
+        pytest.skip(reason)
+    (fuse_source / "file").write_text("text")
+    with overlay(fuse_source, fuse_source.with_name("space")) as below:
+        mount = start(below, fuse_source.with_name("mount"), option)
+        try:
+            assert mount.status["passthrough"] == ("off" if "auto" in option else "on")
+            assert (mount.point / "file").read_text() == "text"
+            if "auto" in option:
+                with overlay(mount.point, fuse_source.with_name("more")) as top:
+                    assert (top / "file").read_text() == "text"
+            mount.unmount()  # it would say that the kernel refuses to pass a file through
+        finally:
+            mount.kill()
 
 
 @pytest.mark.parametrize("mode", ["passthrough", "io-uring", "io-uring+passthrough"])
