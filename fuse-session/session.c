@@ -255,9 +255,6 @@ static void go_to_background(void)
 {
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
-	/* Whatever it was started in can be unmounted. */
-	if (chdir("/") == -1)
-		session_warn("/: %s", strerror(errno));
 	openlog(session_name, LOG_PID, LOG_DAEMON);
 	in_background = true;
 	if (null == -1)
@@ -598,6 +595,9 @@ static int fork_to_background(void)
 		close(ends[0]);
 		status_fd = ends[1];
 		setsid();
+		/* Whatever it was started in can be unmounted. Before there are threads. */
+		if (chdir("/") == -1)
+			session_warn("/: %s", strerror(errno));
 		return -1;
 	}
 	close(ends[1]);

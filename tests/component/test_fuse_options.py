@@ -322,6 +322,25 @@ def test_background_keeps_no_directory_in_use(fuse_source: Path, small_filesyste
         unmount(point)
 
 
+def test_nor_does_a_thread_that_has_served_a_user_before(fuse_source: Path, small_filesystem: Path) -> None:
+    """A thread that makes files has a umask of its own from then on, and with it a directory."""
+    if reason := lacking_for_mode("io-uring"):
+        pytest.skip(reason)
+    before, point = ENABLE_RINGS.read_text(), fuse_source.with_name("mount")
+    ENABLE_RINGS.write_text("N")
+    try:
+        argv = [str(PROGRAM), "--io-uring", str(fuse_source), str(point)]
+        with subprocess.Popen(argv, cwd=small_filesystem, stdout=subprocess.PIPE) as started:
+            wait_until("it is mounted", lambda: os.path.ismount(point))
+            checked(["sh", "-c", 'umask 077; mkdir "$1/new"', "sh", str(point)])
+            assert started.poll() is None, "it was ready at once: this tested nothing"
+        checked(["umount", str(small_filesystem)])
+        checked(["mount", "-t", "tmpfs", "userblk-test", str(small_filesystem)])  # which its fixture unmounts
+    finally:
+        ENABLE_RINGS.write_text(before)
+        unmount(point)
+
+
 def test_mount_calls_it(fuse_source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("mount.fuse3") is None:
         pytest.skip("mount.fuse3 is not installed")
