@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "inodes.h"
@@ -505,13 +506,16 @@ static struct inode *hold_victim(int dir_fd, const char *name)
 {
 	struct inode *inode = NULL, **at;
 	struct stripe *stripe;
-	struct stat st;
+	struct statx stx;
+	dev_t dev;
 
-	if (fstatat(dir_fd, name, &st, AT_SYMLINK_NOFOLLOW) == -1)
+	/* What is mounted on name is not asked: it may be this file system. */
+	if (statx(dir_fd, name, AT_SYMLINK_NOFOLLOW | AT_STATX_DONT_SYNC, STATX_INO, &stx) == -1)
 		return NULL;
-	stripe = stripe_of(st.st_dev, st.st_ino);
+	dev = makedev(stx.stx_dev_major, stx.stx_dev_minor);
+	stripe = stripe_of(dev, stx.stx_ino);
 	pthread_mutex_lock(&stripe->lock);
-	at = find(stripe, st.st_dev, st.st_ino);
+	at = find(stripe, dev, stx.stx_ino);
 	if (at) {
 		inode = *at;
 		inode->lookups++;

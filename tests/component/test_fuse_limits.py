@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -378,6 +379,30 @@ def test_mount_point_below_the_source_is_closed(fuse: Mount) -> None:
         assert caught.value.errno == errno.EXDEV
     finally:
         unmount(inner)
+
+
+def test_removal_of_a_mount_point_asks_nobody(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """What is mounted there may be this file system, or one that does not answer, as here."""
+    (fuse_source / "crowd").mkdir()
+    fill(fuse_source / "crowd")
+    (fuse_source / "directory").mkdir()
+    above = fuse_source.with_name("above")
+    above.mkdir()
+    mount = fuse_start(wrapper=FEW_FILES)
+    assert (mount.point / "directory").is_dir()
+    for entry in os.scandir(mount.point / "crowd"):  # from now on, a removal looks for what is removed
+        entry.stat()
+    other = start(above, fuse_source / "directory", "--timeout=0")
+    try:
+        other.process.send_signal(signal.SIGSTOP)
+        with subprocess.Popen(["rmdir", str(mount.point / "directory")], stderr=subprocess.PIPE, text=True) as removal:
+            try:
+                assert "busy" in removal.communicate(timeout=20)[1]
+            finally:
+                other.process.send_signal(signal.SIGCONT)
+        other.unmount()
+    finally:
+        other.kill()
 
 
 def test_mounting_below_the_source(fuse_source: Path) -> None:
