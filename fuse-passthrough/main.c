@@ -60,7 +60,8 @@ static void negotiate(struct fuse_conn_info *conn)
 	negotiate_privileges(conn);
 #if HAVE_PASSTHROUGH
 	fs.passthrough = fs.passthrough && session_want(conn, FUSE_CAP_PASSTHROUGH);
-	/* The kernel has two file systems upon another one at most: ours, and one above or below. */
+	/* The kernel has two file systems upon another one at most: ours, and one above or below.
+	 */
 	if (fs.passthrough)
 		conn->max_backing_stack_depth = fs.stacked ? 1 : 0;
 #endif
