@@ -38,16 +38,27 @@ static bool has_capability(unsigned number)
 	return get_capabilities(&own) && (own.data[number / 32].effective & (1u << number % 32));
 }
 
-bool caller_may_pass_through(void)
+/* Whether a map of a user namespace, or of the machine, has all. */
+static bool is_whole(const char *path)
 {
 	unsigned first = 1, below = 0, count = 0;
-	FILE *map = fopen("/proc/self/uid_map", "re");
+	FILE *map = fopen(path, "re");
 	bool whole =
 		map && fscanf(map, "%u %u %u", &first, &below, &count) == 3 && count == UINT32_MAX;
 
 	if (map)
 		fclose(map);
-	return whole && has_capability(CAP_SYS_ADMIN);
+	return whole;
+}
+
+bool caller_knows_all(void)
+{
+	return is_whole("/proc/self/uid_map") && is_whole("/proc/self/gid_map");
+}
+
+bool caller_may_pass_through(void)
+{
+	return is_whole("/proc/self/uid_map") && has_capability(CAP_SYS_ADMIN);
 }
 
 int caller_prepare(void)

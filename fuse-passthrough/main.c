@@ -165,6 +165,7 @@ static bool open_directories(void)
 	if (!session_check_mount_point(&options.session))
 		return false;
 	fs.is_root = geteuid() == 0;
+	fs.owns_all = fs.is_root && caller_knows_all();
 	umask(0);
 	result = caller_prepare();
 	if (result < 0) {

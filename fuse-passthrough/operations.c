@@ -59,7 +59,7 @@ int clear_setid(fuse_req_t req, int fd)
 	struct stat st;
 
 	/* The calls of others lose the bits by themselves, and who is not the owner may not. */
-	if (!fs.is_root)
+	if (!fs.owns_all)
 		return 0;
 	return fstat(fd, &st) == -1 ? -errno : clear_setid_of(req, fd, &st);
 }
@@ -321,14 +321,16 @@ static int set_owner(int fd, const struct stat *st, int what)
 
 /*
  * Whether a change that only the owner of fd may make is the kernel's own, which goes with a write
- * or a truncation: neither the caller nor the daemon, the same user, is the owner.
+ * or a truncation: neither the caller nor the daemon, the same user unless that is root of a user
+ * namespace, is the owner.
  */
 static bool is_kernels_own(fuse_req_t req, int fd)
 {
+	uid_t caller = fuse_req_ctx(req)->uid, own = geteuid();
 	struct stat st;
 
-	return !fs.is_root && fuse_req_ctx(req)->uid == geteuid() && fstat(fd, &st) == 0 &&
-	       st.st_uid != geteuid();
+	return !fs.owns_all && (fs.is_root || caller == own) && fstat(fd, &st) == 0 &&
+	       st.st_uid != own && st.st_uid != caller;
 }
 
 /*
@@ -376,10 +378,15 @@ static int set_size(int fd, bool open_file, off_t size)
 
 static int set_mode(fuse_req_t req, int fd, mode_t mode)
 {
+	struct stat st;
+
 	if (chmod(fd_path(fd).path, mode & ALLPERMS) == 0)
 		return 0;
+	if (errno != EPERM || fs.killpriv_v2 || !is_kernels_own(req, fd))
+		return -errno;
 	/* Set-id bits, which the source takes away with what is written. */
-	return errno == EPERM && is_kernels_own(req, fd) ? 0 : -errno;
+	return fstat(fd, &st) == 0 && ((st.st_mode ^ mode) & (ACCESSPERMS | S_ISVTX)) == 0 ? 0
+											   : -EPERM;
 }
 
 /*
@@ -399,7 +406,7 @@ static int drop_privileges(fuse_req_t req, int fd, const struct stat *st)
 static int set_attributes(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
 {
 	/* As in clear_setid(): the calls of others do it. */
-	bool drops = fs.killpriv_v2 && fs.is_root && (what & SETATTR_KILL_SETID);
+	bool drops = fs.killpriv_v2 && fs.owns_all && (what & SETATTR_KILL_SETID);
 	struct stat before;
 	int result = 0;
 

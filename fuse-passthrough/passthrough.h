@@ -35,6 +35,7 @@ struct filesystem {
 	bool passthrough;   /* as asked for; turned off when the kernel does not have it */
 	bool stacked;	    /* the source may be upon another file system */
 	bool is_root;	    /* files can be given to the requesting user */
+	bool owns_all;	    /* and the rights of root hold for files of any owner */
 	bool killpriv_v2;   /* the kernel says when set-id bits must go */
 	bool direct_mmap;   /* O_DIRECT files may bypass the kernel's cache and still be mapped */
 	bool plain_close;   /* close(2) does nothing to a file of the source */
@@ -57,6 +58,9 @@ int caller_prepare(void);
 /* Whether the kernel would do I/O for this process: as root of the machine, not of a user
  * namespace. */
 bool caller_may_pass_through(void);
+/* Whether every user and group exists here, which root then has rights over: not as root of a user
+ * namespace with some of them. */
+bool caller_knows_all(void);
 void caller_begin(fuse_req_t req, mode_t mode);
 void caller_end(fuse_req_t req);
 

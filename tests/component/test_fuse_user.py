@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fuse_mount import LIBFUSE, MODES, NOBODY, PROGRAM, as_user, launch, parse_status
 from nbdkit_server import checked, run
+from waiting import wait_until
 
 GROUP = 4321
 # name: mode, owner and group
@@ -94,6 +95,78 @@ def test_root_of_a_user_namespace(fuse_source: Path) -> None:
             assert (result.stderr, answer) == ("", "0 5\n")
             assert parse_status(status)["passthrough"] == granted
             assert (fuse_source / "file").stat().st_uid == NOBODY
+
+
+RANGE = 100_000  # the first of the users of a namespace
+FILES_OF_SOME = {
+    "of-others": (0o666, 0, 0),
+    "program-of-others": (0o4777, 0, 0),
+    "own": (0o644, RANGE, RANGE),
+    "of-a-group": (0o664, RANGE, GROUP),
+    "of-a-user": (0o4777, RANGE + 5, RANGE + 5),
+}
+COMMANDS_OF_SOME = (
+    *(f"echo text >{name}" for name in FILES_OF_SOME),
+    *(f"echo more >>{name}" for name in FILES_OF_SOME),
+    *(f"truncate --size=2 {name}" for name in FILES_OF_SOME),
+    *(
+        f"mv {name} moved; dd if=/proc/version of=moved bs=9 count=1 conv=notrunc,fsync status=none; mv moved {name}"
+        for name in FILES_OF_SOME
+    ),
+    *(f"chmod 4711 {name}; chmod 640 {name}" for name in FILES_OF_SOME),
+    *(f"touch --date=@1 {name}; stat --format=%Y {name} | grep --line-regexp 1" for name in FILES_OF_SOME),
+)
+
+
+@contextmanager
+def namespace_of_some() -> Iterator[tuple[str, ...]]:
+    """What a command begins with to run as root of a user namespace that has other users, but not all."""
+    with subprocess.Popen(["unshare", "--user", "--mount", "cat"], stdin=subprocess.PIPE) as holder:
+        try:
+            own, place = os.readlink("/proc/self/ns/mnt"), Path(f"/proc/{holder.pid}")
+            wait_until("it is in its namespaces", lambda: os.readlink(place / "ns/mnt") != own)
+            for name in ("uid_map", "gid_map"):
+                (place / name).write_text(f"0 {RANGE} 65536")
+            yield ("nsenter", f"--target={holder.pid}", "--user", "--mount", "--setuid=0", "--setgid=0")
+        finally:
+            assert holder.stdin is not None
+            holder.stdin.close()
+
+
+@pytest.mark.parametrize("mode", ["default", "no-writeback"])
+def test_root_of_a_user_namespace_with_other_users(mode: str, fuse_source: Path) -> None:
+    """It has no rights over the files of users that are not in the namespace, and others for what they may do."""
+    if run(["unshare", "--user", "--mount", "true"]).returncode != 0:
+        pytest.skip("kernel: no user namespaces")
+    native, point = fuse_source.with_name("native"), fuse_source.with_name("mount")
+    native.mkdir()
+    for top in (native, fuse_source):
+        for name, (permissions, uid, gid) in FILES_OF_SOME.items():
+            (top / name).write_text("text of the file")
+            os.chown(top / name, uid, gid)
+            (top / name).chmod(permissions)
+    for top in (native, fuse_source, point):
+        os.chown(top, RANGE, RANGE)
+    looks = """
+        "$PROGRAM" $OPTIONS "$SOURCE" "$POINT" >"$POINT.status" && for command in "$@"; do
+            for top in "$NATIVE" "$POINT"; do
+                cd "$top"
+                found=$(sh -c "$command" 2>&1; stat --format="%n %A %s %u %g" *)
+                [ "$top" = "$POINT" ] && [ "$found" != "$before" ] && echo "$command: $found, not: $before"
+                before=$found
+            done
+        done
+        cd / && umount "$POINT"
+    """
+    variables = {"SOURCE": str(fuse_source), "NATIVE": str(native), "POINT": str(point)}
+    variables |= {"PROGRAM": str(PROGRAM), "OPTIONS": " ".join(MODES[mode])}
+    Path(f"{point}.status").touch()
+    Path(f"{point}.status").chmod(0o666)
+    with device_open_to(RANGE), namespace_of_some() as namespace:
+        argv = ["env", *(f"{name}={value}" for name, value in variables.items()), "sh", "-c", looks, "sh"]
+        result = run([*namespace, *argv, *COMMANDS_OF_SOME])
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert parse_status(Path(f"{point}.status").read_text())["ownership"] == "caller"
 
 
 @pytest.mark.parametrize("mode", ["default", "no-writeback"])
