@@ -278,7 +278,7 @@ bool fds_freed(void)
 
 /* ---- the table ---- */
 
-int inodes_init(int fd, size_t max_fds)
+int inodes_init(int fd, size_t max_fds, bool handles_last)
 {
 	struct stat st;
 	int test;
@@ -304,7 +304,7 @@ int inodes_init(int fd, size_t max_fds)
 	*bucket_of(stripe_of(root.dev, root.ino), root.dev, root.ino) = &root;
 	stripe_of(root.dev, root.ino)->count = 1;
 
-	root.handle = handle_of(fd);
+	root.handle = handles_last ? handle_of(fd) : NULL;
 	if (root.handle) {
 		test = open_by_handle_at(fd, root.handle, O_PATH | O_CLOEXEC);
 		have_handles = test != -1;

@@ -45,9 +45,9 @@ struct inode {
 /*
  * Begins with the root of the source: root_fd is an open directory (not
  * O_PATH), taken over. At most max_fds descriptors are kept where the source
- * has file handles. Returns 0 or a negative errno.
+ * has file handles, and these last. Returns 0 or a negative errno.
  */
-int inodes_init(int root_fd, size_t max_fds);
+int inodes_init(int root_fd, size_t max_fds, bool handles_last);
 
 /* Closes everything. No request in flight. */
 void inodes_destroy(void);

@@ -157,8 +157,23 @@ static int open_without_times(int source)
 	return result;
 }
 
-/* Opens SOURCE and checks MOUNTPOINT. */
-static bool open_directories(void)
+/* The type of the file system of fd, as statfs(2) has it; 0: unknown. */
+static unsigned long type_of(int fd)
+{
+	struct statfs st;
+
+	return fstatfs(fd, &st) == 0 ? (unsigned long)st.f_type : 0;
+}
+
+/* Does a handle find its file for as long as that exists? In these, perhaps only while it is in
+ * memory. */
+static bool has_handles(unsigned long type)
+{
+	return type != MSDOS_SUPER_MAGIC && type != FUSE_SUPER_MAGIC;
+}
+
+/* Opens SOURCE, of that type, and checks MOUNTPOINT. */
+static bool open_directories(unsigned long *type)
 {
 	int fd, result;
 
@@ -191,8 +206,9 @@ static bool open_directories(void)
 		session_warn(FD_PATHS ": %s; mount /proc", strerror(errno));
 		return false;
 	}
+	*type = type_of(fd);
 	/* Half for inodes, half for open files. */
-	result = inodes_init(fd, raise_open_files() / 2);
+	result = inodes_init(fd, raise_open_files() / 2, has_handles(*type));
 	if (result < 0)
 		session_warn("%s: %s", options.source, strerror(-result));
 	return result == 0;
@@ -252,17 +268,6 @@ static bool add_mount_options(struct fuse_args *args)
 	return (!is_mounted(ST_RDONLY) || fuse_opt_add_arg(args, "-oro") == 0) &&
 	       (!is_mounted(ST_SYNCHRONOUS) || fuse_opt_add_arg(args, "-osync") == 0) &&
 	       (!options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0);
-}
-
-/* The type of SOURCE's file system, as statfs(2) has it; 0: unknown. */
-static unsigned long source_type(void)
-{
-	struct inode *root = inode_of(FUSE_ROOT_ID);
-	struct statfs st;
-	bool known = fstatfs(inode_get(root), &st) == 0;
-
-	inode_put(root);
-	return known ? (unsigned long)st.f_type : 0;
 }
 
 /* Is it in memory? Then reads do not wait, so rings do them at once. */
@@ -348,11 +353,10 @@ int main(int argc, char *argv[])
 	}
 	fs.passthrough = HAVE_PASSTHROUGH && (options.passthrough || options.passthrough_when) &&
 			 caller_may_pass_through();
-	if (!open_directories())
+	if (!open_directories(&type))
 		goto out;
 	if (!add_mount_options(&args))
 		goto out;
-	type = source_type();
 	files.in_memory = in_memory(type);
 	fs.plain_close = closes_plainly(type);
 	fs.names = names_of(type);

@@ -248,6 +248,28 @@ def test_source_without_file_handles(on_ramfs: Mount) -> None:
     assert (on_ramfs.status["handles"] == "refused") is expected
 
 
+def test_source_whose_handles_do_not_last(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """FUSE has none for a file that has left the memory, if its server has none: here a file would be stale."""
+    for number in range(180):
+        (fuse_source / str(number)).write_text("text")
+    below, place = fuse_start(), fuse_source.with_name("upon")
+    place.mkdir()
+    mount = start(below.point, place, "--timeout=0", wrapper=FEW_FILES)
+    try:
+        opened = os.open(mount.point / "0", os.O_PATH)
+        try:
+            for number in range(180):
+                assert (mount.point / str(number)).stat().st_size == 4
+            checked(["sh", "-c", "echo 2 >/proc/sys/vm/drop_caches"])
+            assert os.fstat(opened).st_size == 4
+        finally:
+            os.close(opened)
+        assert mount.status["handles"] == "refused"
+        mount.unmount()
+    finally:
+        mount.kill()
+
+
 def test_source_without_acls_is_open_to_all(on_ramfs: Mount) -> None:
     """The kernel, which asks for them before anybody but the owner may do a thing, takes no error for an answer."""
     (on_ramfs.point / "file").write_text("text")
