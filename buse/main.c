@@ -18,6 +18,7 @@
 #include "backends/program.h"
 #include "buse/disk.h"
 #include "buse/serve.h"
+#include "programs/end_signals.h"
 #include "programs/exit_codes.h"
 #include "programs/standard_files.h"
 
@@ -126,10 +127,7 @@ static void *run(void *opaque)
 
 static void block_signals(sigset_t *set)
 {
-	sigemptyset(set);
-	sigaddset(set, SIGTERM);
-	sigaddset(set, SIGINT);
-	sigaddset(set, SIGHUP);
+	end_signals(set);
 	sigaddset(set, SIGUSR1);
 	pthread_sigmask(SIG_BLOCK, set, NULL);
 }

@@ -19,6 +19,8 @@
 #include <sys/sysmacros.h>
 #include <time.h>
 
+#include "programs/end_signals.h"
+
 #define COMPLAINT_LENGTH 256
 
 /* What libfuse complains of while it reads the options. */
@@ -79,9 +81,6 @@ static const int signals[] = {SIGHUP, SIGINT, SIGTERM}; /* that end a session */
 /* A signal just before it begins to wait is lost: after this time, there is another one. */
 #define SIGNAL_AGAIN_NS 100000000
 
-/* Signals of one cause, such as SIGTERM and SIGHUP of the end of a login, come within this time. */
-#define ONE_CAUSE_S 1.0
-
 static struct {
 	void (*before)(void);
 	void (*libfuse)(int); /* ends the session; for the thread that waits for its end */
@@ -94,15 +93,6 @@ static struct {
 	atomic_bool over;
 } ending;
 
-static double since_first(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return difftime(now.tv_sec, ending.first_at.tv_sec) +
-	       (double)(now.tv_nsec - ending.first_at.tv_nsec) / 1e9;
-}
-
 static void on_signal(int number)
 {
 	int error = errno;
@@ -111,7 +101,7 @@ static void on_signal(int number)
 		clock_gettime(CLOCK_MONOTONIC, &ending.first_at);
 		ending.first = number;
 		sem_post(&ending.came);
-	} else if (atomic_load(&ending.telling) || since_first() > ONE_CAUSE_S) {
+	} else if (atomic_load(&ending.telling) || !is_of_one_cause(&ending.first_at)) {
 		ending.libfuse(number);
 	}
 	errno = error;

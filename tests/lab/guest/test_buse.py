@@ -9,6 +9,7 @@ import re
 import signal
 import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -88,6 +89,21 @@ def test_a_signal_writes_back_and_removes_the_disk(start: Start, number: int) ->
     await_gone(disk)
     with open(NVME, "rb") as stream:
         assert stream.read(MIB) == text
+
+
+def test_an_ignored_hang_up_leaves_the_disk_alone(start: Start) -> None:
+    """As nohup(1) has it, for the end of a terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        server, disk = start("null", f"size={MIB}")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    server.send_signal(signal.SIGHUP)
+    time.sleep(1.0)
+    assert server.poll() is None and size(disk) == MIB
+    server.send_signal(signal.SIGTERM)
+    code, errors = ended(server)
+    assert code == 0, errors
 
 
 def test_a_signal_writes_back_the_partitions(start: Start) -> None:
