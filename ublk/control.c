@@ -45,33 +45,41 @@ static int cancel(struct ublk_control *c, uint64_t number)
 }
 
 /*
+ * Looks once for the answer to a command. False: it is not there yet. Answers to others, for which
+ * nobody waits now, are left out.
+ */
+static bool answered(struct ublk_control *c, uint64_t number, int *answer)
+{
+	struct __kernel_timespec look = {.tv_nsec = LOOK_NS};
+	struct io_uring_cqe *cqe;
+	uint64_t found;
+	int r = io_uring_wait_cqe_timeout(&c->ring, &cqe, &look);
+
+	*answer = r;
+	if (r < 0)
+		return r != -ETIME && r != -EINTR;
+	found = cqe->user_data;
+	*answer = cqe->res < 0 ? cqe->res : 0;
+	io_uring_cqe_seen(&c->ring, cqe);
+	return found == number;
+}
+
+/*
  * The answer to a command. ended, if not NULL: gives up with -ECANCELED when that
- * becomes other than 0. Answers to others, for which nobody waits now, are
- * left out.
+ * becomes other than 0.
  */
 static int answer(struct ublk_control *c, uint64_t number, const unsigned *ended)
 {
 	struct timespec now;
 	time_t limit;
 	bool cancelled = false;
+	int r;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	limit = now.tv_sec + UBLK_CONTROL_LIMIT;
 	while (now.tv_sec <= limit) {
-		struct __kernel_timespec look = {.tv_nsec = LOOK_NS};
-		struct io_uring_cqe *cqe;
-		int r = io_uring_wait_cqe_timeout(&c->ring, &cqe, &look);
-
-		if (r == 0) {
-			uint64_t found = cqe->user_data;
-
-			r = cqe->res;
-			io_uring_cqe_seen(&c->ring, cqe);
-			if (found == number)
-				return cancelled && r < 0 ? -ECANCELED : r < 0 ? r : 0;
-		} else if (r != -ETIME && r != -EINTR) {
-			return r;
-		}
+		if (answered(c, number, &r))
+			return cancelled && r < 0 ? -ECANCELED : r;
 		if (ended && !cancelled && __atomic_load_n(ended, __ATOMIC_ACQUIRE)) {
 			cancelled = true;
 			r = cancel(c, number);
@@ -83,9 +91,8 @@ static int answer(struct ublk_control *c, uint64_t number, const unsigned *ended
 	return -ETIME;
 }
 
-/* One command and its answer. ended: as for answer(). */
-static int command_unless(struct ublk_control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd,
-	const unsigned *ended)
+/* Sends a command, whose number is c->sent from then on. 0 or negative errno. */
+static int send_command(struct ublk_control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd)
 {
 	struct io_uring_sqe *sqe = new_sqe(c);
 	int r;
@@ -98,6 +105,15 @@ static int command_unless(struct ublk_control *c, uint32_t op, const struct ublk
 	sqe->user_data = ++c->sent;
 	memcpy(sqe->cmd, cmd, sizeof *cmd);
 	r = io_uring_submit(&c->ring);
+	return r < 0 ? r : 0;
+}
+
+/* One command and its answer. ended: as for answer(). */
+static int command_unless(struct ublk_control *c, uint32_t op, const struct ublksrv_ctrl_cmd *cmd,
+	const unsigned *ended)
+{
+	int r = send_command(c, op, cmd);
+
 	return r < 0 ? r : answer(c, c->sent, ended);
 }
 
@@ -220,9 +236,19 @@ int ublk_control_affinity(struct ublk_control *c, uint32_t id, uint16_t queue, c
 			.data[0] = queue});
 }
 
-int ublk_control_stop(struct ublk_control *c, uint32_t id)
+int ublk_control_stop(struct ublk_control *c, uint32_t id, bool (*over)(void *opaque), void *opaque)
 {
-	return with_data(c, UBLK_U_CMD_STOP_DEV, id, 0);
+	int r = send_command(c, UBLK_U_CMD_STOP_DEV,
+		&(struct ublksrv_ctrl_cmd){.dev_id = id, .queue_id = (uint16_t)-1});
+
+	if (r < 0)
+		return r;
+	if (!over)
+		return answer(c, c->sent, NULL);
+	while (!answered(c, c->sent, &r))
+		if (over(opaque))
+			return -ECANCELED;
+	return r;
 }
 
 int ublk_control_delete(struct ublk_control *c, uint32_t id)

@@ -38,8 +38,13 @@ int ublk_control_start(struct ublk_control *c, uint32_t id, const unsigned *ende
 int ublk_control_info(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info);
 /* CPUs that the kernel sends the queue's requests from. */
 int ublk_control_affinity(struct ublk_control *c, uint32_t id, uint16_t queue, cpu_set_t *cpus);
-/* Removes the disk; requests that nobody serves fail. */
-int ublk_control_stop(struct ublk_control *c, uint32_t id);
+/*
+ * Removes the disk, once requests that are served have been answered; those that nobody serves
+ * fail. over(), asked again and again, ends the wait for that, with -ECANCELED; NULL: the limit
+ * does.
+ */
+int ublk_control_stop(
+	struct ublk_control *c, uint32_t id, bool (*over)(void *opaque), void *opaque);
 /*
  * Deletes a stopped device. Waits until it is gone, but not long: the kernel keeps it for as long
  * as others have its disk open.

@@ -2,12 +2,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <mntent.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,14 +44,14 @@ bool ublk_disk_in_use(uint32_t id)
 	return fd == -EBUSY;
 }
 
-/* How many writes and flushes of the disk have ended; 0: not known. */
-static uint64_t writes_ended(uint32_t id)
+/* Writes and flushes that have ended of the disk of that directory in sysfs; 0: not known. */
+static uint64_t writes_ended(const char *directory)
 {
 	uint64_t value[16] = {0};
-	char path[48];
+	char path[64];
 	FILE *file;
 
-	snprintf(path, sizeof path, "/sys/block/ublkb%" PRIu32 "/stat", id);
+	snprintf(path, sizeof path, "%s/stat", directory);
 	file = fopen(path, "re");
 	if (!file)
 		return 0;
@@ -57,15 +61,31 @@ static uint64_t writes_ended(uint32_t id)
 	return value[4] + value[15];
 }
 
+uint64_t ublk_disk_writes_below(int fd)
+{
+	char directory[48];
+	struct stat st;
+	dev_t disk;
+
+	if (fstat(fd, &st) < 0)
+		return 0;
+	disk = S_ISBLK(st.st_mode) ? st.st_rdev : st.st_dev;
+	snprintf(directory, sizeof directory, "/sys/dev/block/%u:%u", major(disk), minor(disk));
+	return writes_ended(directory);
+}
+
 /* The end of the process that writes, as ublk_disk_sync() answers it. */
-static int await(uint32_t id, pid_t child, bool (*over)(void *opaque), void *opaque)
+static int await(uint32_t id, pid_t child, const struct ublk_patience *patience)
 {
 	struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN};
-	uint64_t before = writes_ended(id);
+	char directory[32];
+	uint64_t before;
 	int status, r = -ETIME;
 
+	snprintf(directory, sizeof directory, "/sys/block/ublkb%" PRIu32, id);
+	before = writes_ended(directory);
 	for (int waited = 0; waited < SYNC_LIMIT_MS; waited += STEP_MS) {
-		uint64_t now = writes_ended(id);
+		uint64_t now = writes_ended(directory);
 		pid_t ended = waitpid(child, &status, WNOHANG);
 
 		if (ended != 0) {
@@ -73,11 +93,12 @@ static int await(uint32_t id, pid_t child, bool (*over)(void *opaque), void *opa
 											    : -EIO;
 			break;
 		}
-		if (over && over(opaque)) {
+		if (patience && patience->over(patience->opaque)) {
 			r = -ECANCELED;
 			break;
 		}
-		if (now != before)
+		if (now != before ||
+			(patience && patience->works && patience->works(patience->opaque)))
 			waited = 0;
 		before = now;
 		poll(&end, 1, STEP_MS); /* without a descriptor it sleeps as long */
@@ -91,7 +112,7 @@ static int await(uint32_t id, pid_t child, bool (*over)(void *opaque), void *opa
  * Runs sync(1), which says what it could not write: a process of its own, since one that waits
  * in the kernel for the disk cannot be killed, and the disk's own server must be able to end.
  */
-static int run_sync(uint32_t id, char *const *argv, bool (*over)(void *opaque), void *opaque)
+static int run_sync(uint32_t id, char *const *argv, const struct ublk_patience *patience)
 {
 	posix_spawn_file_actions_t actions;
 	pid_t child;
@@ -105,28 +126,165 @@ static int run_sync(uint32_t id, char *const *argv, bool (*over)(void *opaque), 
 	posix_spawn_file_actions_destroy(&actions);
 	if (r != 0)
 		return -r;
-	r = await(id, child, over, opaque);
+	r = await(id, child, patience);
 	if (r == -ETIME || r == -ECANCELED)
 		kill(child, SIGKILL); /* it ends when its requests do */
 	return r;
 }
 
-int ublk_disk_sync(uint32_t id, bool in_use, bool (*over)(void *opaque), void *opaque)
+/* Is it one of the nodes? */
+static bool is_node(const char *path, const glob_t *nodes)
+{
+	struct stat st, node;
+
+	if (strncmp(path, "/dev/", 5) != 0 || stat(path, &st) < 0)
+		return false;
+	for (size_t i = 0; i < nodes->gl_pathc; i++)
+		if (stat(nodes->gl_pathv[nodes->gl_offs + i], &node) == 0 &&
+			node.st_rdev == st.st_rdev &&
+			(node.st_mode & S_IFMT) == (st.st_mode & S_IFMT))
+			return true;
+	return false;
+}
+
+/* Where they are mounted, as the arguments of a command of two words, with NULL at the end. NULL:
+ * nowhere. The caller frees those after the two, and the list. */
+static char **find_mounts(const glob_t *nodes)
+{
+	FILE *mounts = setmntent("/proc/self/mounts", "re");
+	char **found = NULL;
+	size_t count = 2;
+	struct mntent *mount;
+
+	while (mounts && (mount = getmntent(mounts))) {
+		char **more;
+
+		if (!is_node(mount->mnt_fsname, nodes))
+			continue;
+		more = realloc(found, (count + 2) * sizeof *found);
+		if (!more)
+			break;
+		found = more;
+		found[count] = strdup(mount->mnt_dir);
+		count += found[count] != NULL;
+		found[count] = NULL;
+	}
+	if (mounts)
+		endmntent(mounts);
+	return found;
+}
+
+/* What file systems hold of the disk. */
+static int sync_file_systems(uint32_t id, const glob_t *nodes, const struct ublk_patience *patience)
+{
+	static char program[] = "sync", option[] = "--file-system";
+	char *all[] = {program, NULL};
+	char **mounts = find_mounts(nodes);
+	struct ublk_patience brief = {0};
+	int r, others;
+
+	if (!mounts)
+		return run_sync(id, all, patience);
+	mounts[0] = program;
+	mounts[1] = option;
+	r = run_sync(id, mounts, patience);
+	for (size_t i = 2; mounts[i]; i++)
+		free(mounts[i]);
+	free(mounts);
+	if (r == -ECANCELED)
+		return r;
+	/* It waits for all disks. That another one takes long says nothing of ours. */
+	if (patience)
+		brief = *patience;
+	brief.works = NULL;
+	others = run_sync(id, all, patience ? &brief : NULL);
+	return others == -ECANCELED || (r == 0 && others != -ETIME) ? others : r;
+}
+
+int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patience)
 {
 	static char program[] = "sync";
-	char *all[] = {program, NULL};
 	glob_t nodes;
 	char disk[32];
-	int r = in_use ? run_sync(id, all, over, opaque) : 0;
+	int r = 0, own = -ENOENT;
 
-	if (r < 0)
-		return r;
 	snprintf(disk, sizeof disk, "/dev/ublkb%" PRIu32, id);
-	r = -ENOENT;
 	if (disk_nodes(disk, 1, &nodes)) {
+		if (in_use)
+			r = sync_file_systems(id, &nodes, patience);
 		nodes.gl_pathv[0] = program;
-		r = run_sync(id, nodes.gl_pathv, over, opaque);
+		own = r == -ECANCELED ? r : run_sync(id, nodes.gl_pathv, patience);
 	}
 	globfree(&nodes);
-	return r;
+	/* An error says more than that something took long. */
+	return own < 0 && own != -ETIME ? own : r < 0 ? r : own;
+}
+
+const char *ublk_disk_loss(int error)
+{
+	return error == -EIO ? "the last writes are lost" : "the last writes may be lost";
+}
+
+/* ---- who uses it ---------------------------------------------------------------------- */
+
+static void append(char *text, size_t size, const char *one, const char *name)
+{
+	size_t length = strlen(text);
+
+	snprintf(text + length, size - length, "%s%s%s%s%s", length ? ", " : "", one,
+		name[0] ? " (" : "", name, name[0] ? ")" : "");
+}
+
+/* The name of a disk of the device mapper; "": it has none. */
+static void mapper_name(const char *disk, char *name, int size)
+{
+	char path[96];
+	FILE *file;
+
+	name[0] = 0;
+	snprintf(path, sizeof path, "/sys/block/%.64s/dm/name", disk);
+	file = fopen(path, "re");
+	if (!file)
+		return;
+	if (!fgets(name, size, file))
+		name[0] = 0;
+	name[strcspn(name, "\n")] = 0;
+	fclose(file);
+}
+
+static void append_swap(uint32_t id, char *text, size_t size)
+{
+	FILE *swaps = fopen("/proc/swaps", "re");
+	char path[512], disk[32];
+	glob_t nodes;
+
+	snprintf(disk, sizeof disk, "/dev/ublkb%" PRIu32, id);
+	disk_nodes(disk, 0, &nodes);
+	while (swaps && fscanf(swaps, "%511s%*[^\n]", path) == 1)
+		if (is_node(path, &nodes))
+			append(text, size, "swap", "");
+	globfree(&nodes);
+	if (swaps)
+		fclose(swaps);
+}
+
+void ublk_disk_users(uint32_t id, char *text, size_t size)
+{
+	char pattern[80], name[128];
+	glob_t holders = {0};
+
+	text[0] = 0;
+	snprintf(pattern, sizeof pattern, "/sys/block/ublkb%" PRIu32 "/holders/*", id);
+	glob(pattern, 0, NULL, &holders);
+	snprintf(pattern, sizeof pattern,
+		"/sys/block/ublkb%" PRIu32 "/ublkb%" PRIu32 "p*/holders/*", id, id);
+	glob(pattern, GLOB_APPEND, NULL, &holders);
+	for (size_t i = 0; i < holders.gl_pathc; i++) {
+		const char *holder = strrchr(holders.gl_pathv[i], '/') + 1;
+
+		mapper_name(holder, name, sizeof name);
+		append(text, size, holder, name);
+	}
+	globfree(&holders);
+	append_swap(id, text, size);
 }

@@ -4,6 +4,7 @@
 #define USERBLK_UBLK_DISK_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /*
@@ -15,12 +16,30 @@ int ublk_disk_claim(uint32_t id);
 /* Is the disk mounted, or claimed by another program? */
 bool ublk_disk_in_use(uint32_t id);
 
+/* How long ublk_disk_sync() waits. Its functions are asked again and again. */
+struct ublk_patience {
+	bool (*over)(void *opaque); /* no longer */
+	/* Although no request ends: does the device work on one? NULL: not known. */
+	bool (*works)(void *opaque);
+	void *opaque;
+};
+
 /*
- * Has the kernel write what it holds of the disk in memory, and waits for as long as it writes.
- * in_use: also what file systems hold, all of the machine. over(), asked again and again, may end
- * the wait; NULL: never. 0 or negative errno: -EIO: some of it cannot be written; -ETIME: nothing
- * was written for a while; -ECANCELED: over().
+ * Has the kernel write what it holds of the disk in memory, and waits for as long as requests end
+ * or the device works on one. in_use: also what file systems hold: first those of the disk that are
+ * mounted here, then all of the machine, which may be on it in other ways. patience: NULL: the
+ * device is not known. 0 or negative errno: -EIO: some of it cannot be written; -ETIME: nothing was
+ * written for a while; -ECANCELED: over().
  */
-int ublk_disk_sync(uint32_t id, bool in_use, bool (*over)(void *opaque), void *opaque);
+int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patience);
+/* What such an error means for the disk's last writes if it is removed now. */
+const char *ublk_disk_loss(int error);
+
+/* How many writes and flushes have ended of the disk that a file is or lies on; 0: not known. */
+uint64_t ublk_disk_writes_below(int fd);
+
+/* What has claimed the disk or a partition: "dm-0 (vg-volume), md1, swap", cut at size bytes; "":
+ * not known. */
+void ublk_disk_users(uint32_t id, char *text, size_t size);
 
 #endif

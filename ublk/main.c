@@ -38,6 +38,9 @@
 #define END_LIMIT 30
 #define AGAIN_MS  100
 
+/* Seconds that a request may take when a disk is written back before it is deleted. */
+#define REQUEST_LIMIT 300
+
 static time_t seconds(void)
 {
 	struct timespec now;
@@ -73,22 +76,39 @@ static int open_control(struct ublk_control *c)
 
 /* ---- the end of a disk --------------------------------------------------------------- */
 
+static bool never(void *opaque)
+{
+	(void)opaque;
+	return false;
+}
+
+/* Has the command just begun? That long, the device is taken to work on what it has. */
+static bool is_early(void *opaque)
+{
+	const time_t *begun = opaque;
+
+	return seconds() - *begun < REQUEST_LIMIT;
+}
+
 /* Writes back what the kernel has in memory; what cannot be is lost with --force only. An exit
  * code. */
 static int write_back(const struct ublk_options *o, bool in_use, bool *lost)
 {
 	uint32_t id = (uint32_t)o->server.id;
-	int r = ublk_disk_sync(id, in_use, NULL, NULL);
+	time_t begun = seconds();
+	const struct ublk_patience patience = {.over = never, .works = is_early, .opaque = &begun};
+	int r = ublk_disk_sync(id, in_use, o->force ? NULL : &patience);
 
 	*lost = r < 0;
 	if (r == 0)
 		return 0;
 	if (o->force)
-		warnx("/dev/ublkb%u: the last writes are lost: %s", id, strerror(-r));
+		warnx("/dev/ublkb%u: %s: %s", id, ublk_disk_loss(r), strerror(-r));
 	else
-		warnx("/dev/ublkb%u: not removed, because the last writes cannot be written back: "
+		warnx("/dev/ublkb%u: not removed, because the last writes %s: "
 		      "%s; fix the cause, or use --force",
-			id, strerror(-r));
+			id, r == -ETIME ? "are not written back yet" : "cannot be written back",
+			strerror(-r));
 	return o->force ? 0 : EXIT_FAILURE;
 }
 
@@ -116,6 +136,7 @@ static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 	struct ublksrv_ctrl_dev_info info;
 	bool live, in_use = false, lost = false;
 	int claim = -1, pidfd = -1, r = ublk_examine(c, id, &info);
+	char users[256];
 
 	if (r)
 		return r;
@@ -125,16 +146,17 @@ static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 		claim = ublk_disk_claim(id);
 		in_use = claim == -EBUSY;
 		if (in_use && !o->force) {
-			warnx("/dev/ublkb%u: in use; unmount or release it first, or use "
+			ublk_disk_users(id, users, sizeof users);
+			warnx("/dev/ublkb%u: in use%s%s; unmount or release it first, or use "
 			      "--force",
-				id);
+				id, users[0] ? " by " : "", users);
 			return EXIT_USAGE;
 		}
 		pidfd = server_of(&info);
 		r = write_back(o, in_use, &lost);
 	}
 	if (r == 0) {
-		r = ublk_control_stop(c, id);
+		r = ublk_control_stop(c, id, NULL, NULL);
 		if (claim >= 0)
 			close(claim); /* the kernel waits for it */
 		if (r == 0 || r == -ENODEV)

@@ -52,8 +52,9 @@ struct ublk_queue {
 	char *buffers; /* NULL with zero copy */
 	size_t buffers_size;
 	struct io *ios;
-	unsigned in_service; /* requests that the kernel waits for */
-	bool stopping;	     /* the kernel has begun to take tags away */
+	_Atomic unsigned
+		in_service; /* requests that the kernel waits for; set by the thread alone */
+	bool stopping;	    /* the kernel has begun to take tags away */
 	struct work *for_workers, **last_for_workers;
 
 	/* From the workers: requests that are finished, newest first. */
@@ -143,6 +144,21 @@ static uint64_t user_data(enum event event, uint16_t tag)
 	return (uint64_t)event << 32 | tag;
 }
 
+static unsigned in_service(const struct ublk_queue *q)
+{
+	return atomic_load_explicit(&q->in_service, memory_order_relaxed);
+}
+
+static void count_in_service(struct ublk_queue *q, int more)
+{
+	atomic_store_explicit(&q->in_service, in_service(q) + (unsigned)more, memory_order_relaxed);
+}
+
+bool ublk_queue_serves(const struct ublk_queue *q)
+{
+	return in_service(q) > 0;
+}
+
 /* Fetches the tag's next request, after the result of the last one, if any, is committed. */
 static void fetch(struct ublk_queue *q, struct io *io, uint32_t op, int result)
 {
@@ -169,7 +185,7 @@ static void finish(struct io *io, int result)
 {
 	struct ublk_queue *q = io->queue;
 
-	q->in_service--;
+	count_in_service(q, -1);
 	if (q->dev->info.reads_zeroes)
 		io->dirty = ublk_queue_dirty(&io->request, result, io->dirty);
 	fetch(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, ublk_queue_answer(&io->request, result));
@@ -360,7 +376,7 @@ static void start_request(struct io *io)
 		io->request.flags &= ~BACKEND_FUA;
 	if (dev->info.reads_zeroes && io->request.op == BACKEND_READ && io->dirty == 0)
 		io->request.flags |= BACKEND_ZEROED;
-	q->in_service++;
+	count_in_service(q, 1);
 	io->moved = 0;
 	io->failed = 0;
 	io->flush_after = false;

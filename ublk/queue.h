@@ -46,6 +46,8 @@ struct ublk_queue;
  */
 int ublk_queue_start(
 	const struct ublk_dev *dev, uint16_t id, const cpu_set_t *cpus, struct ublk_queue **out);
+/* Has it a request that it has not answered? From any thread. */
+bool ublk_queue_serves(const struct ublk_queue *queue);
 /* Waits for the end of the thread: the kernel has taken the device away. */
 void ublk_queue_join(struct ublk_queue *queue);
 /* After the join, and after the end of all threads that may still be answering. */

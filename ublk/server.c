@@ -14,6 +14,7 @@
 
 #include "programs/exit_codes.h"
 #include "ublk/disk.h"
+#include "ublk/ending.h"
 #include "ublk/server.h"
 
 #define SECTOR_SHIFT 9
@@ -32,9 +33,6 @@
 /* For how long what an old server had open may still be claimed after its end. */
 #define RELEASE_MS 10000
 
-/* How often it is looked whether a disk is still in use. */
-#define IN_USE_STEP_NS 100000000
-
 struct server {
 	struct ublk_control *control;
 	uint32_t id;
@@ -45,9 +43,8 @@ struct server {
 	pthread_t main;
 	_Atomic bool logs; /* standard error no longer has a reader */
 	_Atomic bool error_told;
-	/* While it waits for its end: */
-	bool hurried;	 /* by another signal */
-	bool gone;	 /* the kernel has taken the device away */
+	uint64_t writes_below; /* see device_works() */
+	/* While it waits for the device: */
 	bool keeps;	 /* errors, as they may go away by waiting */
 	char kept[1024]; /* the first one */
 };
@@ -302,95 +299,47 @@ static int end_threads(struct server *s)
 	return r;
 }
 
-static void end_signals(sigset_t *set)
-{
-	sigemptyset(set);
-	sigaddset(set, SIGTERM);
-	sigaddset(set, SIGINT);
-	sigaddset(set, SIGHUP);
-	sigaddset(set, SIGUSR1);
-}
-
 /* SIGUSR1 says so, but anybody can send it. */
-static bool queues_ended(struct server *s)
+static bool queues_ended(void *opaque)
 {
+	struct server *s = opaque;
+
 	return __atomic_load_n(&s->ended, __ATOMIC_ACQUIRE) == s->started;
 }
 
-/* Until the end. true: someone asked for it; false: the kernel has taken the device away. */
-static bool wait_for_end(struct server *s)
-{
-	sigset_t set;
-	int got;
-
-	end_signals(&set);
-	do
-		while (sigwait(&set, &got) != 0)
-			;
-	while (got == SIGUSR1 && !queues_ended(s));
-	return got != SIGUSR1;
-}
-
-/* Has a signal come, within the time? */
-static bool hurry(struct server *s, long ns)
-{
-	sigset_t set;
-	int got;
-
-	end_signals(&set);
-	got = sigtimedwait(&set, NULL, &(struct timespec){.tv_nsec = ns});
-	if (got == SIGUSR1)
-		s->gone = queues_ended(s);
-	else if (got > 0)
-		s->hurried = true;
-	return s->gone || s->hurried;
-}
-
-static bool hurried(void *opaque)
-{
-	return hurry(opaque, 0);
-}
-
 /*
- * Shutdown was requested: writes what the kernel has in memory, and waits while the disk is mounted
- * or claimed, unless it is requested again. claim: of the disk, which nobody can mount from then
- * on; or negative. Negative errno: some of it could not be written.
+ * Does the device work on what it has? One that may wait for something out of reach knows that; of
+ * a file, the disk below shows it: a flush of a large page cache is one request that takes minutes.
  */
-static int release(struct server *s, int *claim)
+static bool device_works(void *opaque)
 {
-	bool told = false, forced = false;
-	int r = 0, again;
+	struct server *s = opaque;
+	struct backend_request first = {.op = BACKEND_READ, .length = s->dev.info.block_size};
+	struct backend_backing backing;
+	uint64_t before = s->writes_below;
+	bool serves = false;
 
-	for (;;) {
-		again = ublk_disk_sync(s->id, ublk_disk_in_use(s->id), hurried, s);
-		r = r < 0 ? r : again;
-		if (forced || hurried(s) || (*claim = ublk_disk_claim(s->id)) != -EBUSY)
-			break;
-		if (!told)
-			log_line(s,
-				"is in use; it will be removed once it is unmounted and released, "
-				"or after a second signal",
-				"");
-		told = true;
-		while (!hurry(s, IN_USE_STEP_NS) && ublk_disk_in_use(s->id))
-			;
-		if (s->gone)
-			break;
-		forced = s->hurried;
-		s->hurried = false;
-	}
-	if (r < 0 && !s->gone)
-		failed(s, "the last writes are lost", r);
-	return r;
+	for (unsigned i = 0; i < s->started; i++)
+		serves = serves || ublk_queue_serves(s->queues[i]);
+	if (!serves)
+		return false;
+	if (s->dev.info.can_stall)
+		return !backend_stalled(s->dev.device);
+	if (backend_get_backing(s->dev.device, &first, &backing) < 0)
+		return false;
+	s->writes_below = ublk_disk_writes_below(backing.fd);
+	return s->writes_below != before;
+}
+
+static void log_ending(void *opaque, const char *line)
+{
+	log_line(opaque, line, "");
 }
 
 /* Before there are threads, which inherit both. */
 static void prepare_process(void)
 {
-	sigset_t set;
-
-	end_signals(&set);
-	pthread_sigmask(SIG_BLOCK, &set, NULL);
+	ublk_ending_block();
 	/* Its memory must not be freed by writing to its own disk: prctl(2). Needs privileges. */
 	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 }
@@ -433,7 +382,7 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 		failed(s, step, r);
 		if (recovers)
 			_exit(EXIT_FAILURE); /* the device waits for another server */
-		ublk_control_stop(s->control, s->id);
+		ublk_control_stop(s->control, s->id, NULL, NULL);
 		end_threads(s);
 		ublk_control_delete(s->control, s->id);
 		return EXIT_FAILURE;
@@ -441,17 +390,26 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	ready(opaque, s->id);
 	s->logs = true;
 
-	bool asked = wait_for_end(s);
-	int claim = -1, released = asked ? release(s, &claim) : 0;
+	struct ublk_ending ending = {
+		.id = s->id,
+		.ended = queues_ended,
+		.works = device_works,
+		.log = log_ending,
+		.opaque = s,
+	};
+	bool asked = ublk_ending_wait(&ending);
+	int claim = -1, released = asked ? ublk_ending_release(&ending, &claim) : 0;
 
-	asked = asked && !s->gone;
+	if (released < 0 && !ending.gone)
+		failed(s, ublk_disk_loss(released), released);
+	asked = asked && !ending.gone;
 	if (asked) {
 		backend_stop(s->dev.device);
-		r = ublk_control_stop(s->control, s->id);
+		r = ublk_control_stop(s->control, s->id, ublk_ending_gives_up, &ending);
 	}
 	if (claim >= 0)
 		close(claim); /* the kernel waits for it */
-	if (asked && r < 0 && r != -ENODEV)
+	if (asked && r < 0 && r != -ENODEV && !ending.gone)
 		return failed(s, "STOP_DEV", r);
 	kept = end_threads(s);
 	/* The program that stopped the device deletes it, or gives it another server. */

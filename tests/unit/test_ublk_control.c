@@ -129,10 +129,39 @@ static void test_the_next_command_gets_its_own_answer(void **state)
 	s->ended = 1;
 	assert_int_equal(ublk_control_start(&s->control, 0, &s->ended), -ECANCELED);
 	from_pipe = -1;
-	assert_int_equal(ublk_control_stop(&s->control, 0), -EBADF);
+	assert_int_equal(ublk_control_stop(&s->control, 0, NULL, NULL), -EBADF);
 	from_pipe = pipe_end;
 	assert_int_equal(write(s->to_pipe, "x", 1), 1);
-	assert_int_equal(ublk_control_stop(&s->control, 0), 0);
+	assert_int_equal(ublk_control_stop(&s->control, 0, NULL, NULL), 0);
+}
+
+static bool third_time(void *opaque)
+{
+	return ++*(unsigned *)opaque == 3;
+}
+
+static bool and_answers(void *opaque)
+{
+	struct scene *s = opaque;
+
+	/* The kernel's answer comes when the third look has found none. */
+	assert_true(++s->ended < 20);
+	if (s->ended == 3)
+		assert_int_equal(write(s->to_pipe, "x", 1), 1);
+	return false;
+}
+
+static void test_a_stop_is_waited_for_until_the_caller_is_not_patient(void **state)
+{
+	struct scene *s = *state;
+	unsigned looks = 0;
+
+	assert_int_equal(ublk_control_stop(&s->control, 0, third_time, &looks), -ECANCELED);
+	assert_int_equal(looks, 3);
+	/* It is the answer to the one before, which nobody waits for now. */
+	assert_int_equal(write(s->to_pipe, "x", 1), 1);
+	assert_int_equal(ublk_control_stop(&s->control, 0, and_answers, s), 0);
+	assert_int_equal(s->ended, 3);
 }
 
 /* Linux 6.5 and 6.6: the one that does not wait is not there; the other waits, but not for long. */
@@ -173,6 +202,9 @@ int main(void)
 			test_an_answer_counts_although_queues_have_ended, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_the_next_command_gets_its_own_answer, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_a_stop_is_waited_for_until_the_caller_is_not_patient, set_up,
+			tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_a_device_is_deleted_by_old_kernels, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(

@@ -382,10 +382,14 @@ def assert_kept(data: bytes, mountpoint: Path) -> None:
         run(["umount", mountpoint])
 
 
-def test_a_mounted_disk_is_served_until_it_is_unmounted(add: Add, mountpoint: Path) -> None:
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGHUP)], ids=["one", "two at once"])
+def test_a_mounted_disk_is_served_until_it_is_unmounted(add: Add, mountpoint: Path, numbers: tuple[int, ...]) -> None:
+    """Two at once are one: systemd sends both where a login ends."""
     disk = add("passthrough", f"file={NVME}")
     data = mount_with_file(disk, mountpoint)
-    os.kill(info(disk)["pid"], signal.SIGTERM)
+    pid = info(disk)["pid"]
+    for number in numbers:
+        os.kill(pid, number)
     time.sleep(1.0)  # for what comes too early
     assert info(disk)["state"] == "live"
     (mountpoint / "more").write_bytes(data)
@@ -400,12 +404,62 @@ def test_a_second_signal_ends_a_mounted_disk(add: Add, mountpoint: Path) -> None
     data = mount_with_file(disk, mountpoint)
     pid = info(disk)["pid"]
     os.kill(pid, signal.SIGTERM)
-    time.sleep(1.0)
+    time.sleep(3.0)  # those within a second are one
     os.kill(pid, signal.SIGTERM)
     wait_until("the disk is gone", lambda: disks() == [], LIMIT)
     run(["umount", mountpoint])
     assert_kept(data, mountpoint)
     run(["fsck.ext4", "-f", "-n", NVME])
+
+
+def test_who_uses_a_disk_is_named(add: Add) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    sectors = Path("/sys/block", Path(disk).name, "size").read_text().strip()
+    run(["modprobe", "dm-mod"])
+    with mapped("layer", f"0 {sectors} linear {disk} 0") as layer:
+        assert f"in use by {Path(layer).name} (layer); unmount or release it" in ublk("delete", disk, expect=2)
+    run(["mkswap", disk])
+    run(["swapon", disk])
+    try:
+        assert "in use by swap; unmount or release it" in ublk("delete", disk, expect=2)
+    finally:
+        run(["swapoff", disk])
+    ublk("delete", disk)
+
+
+@pytest.mark.long
+def test_a_long_flush_is_no_loss(tmp_path: Path) -> None:
+    """The writes wait in the page cache of the device, and the flush takes longer than a disk that does nothing may."""
+    for module in ("ublk_drv", "nbd"):
+        run(["modprobe", module])
+    socket_path = tmp_path / "socket"
+    slow = subprocess.Popen(
+        ["nbdkit", "--foreground", f"--unix={socket_path}", "--filter=rate", "memory", "64M", "rate=1M"],
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    server = None
+    try:
+        wait_until("the slow device can be reached", socket_path.exists, LIMIT, process=slow)
+        run(["nbd-client", "-unix", socket_path, "/dev/nbd0"])
+        Path("/sys/block/nbd0/queue/max_sectors_kb").write_text("64")  # so that one after the other ends
+        server = subprocess.Popen(
+            [UBLK, "add", "--foreground", "--number=5", "passthrough", "file=/dev/nbd0", "direct=off"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert server.stdout and server.stdout.readline() == "/dev/ublkb5\n"
+        with dirty("/dev/ublkb5"):
+            begun = time.monotonic()
+            server.terminate()
+            output, _ = server.communicate(timeout=LIMIT)
+            assert time.monotonic() - begun > 35.0
+        assert server.returncode == 0 and "written back and removed" in output, output
+    finally:
+        if server:
+            server.kill()
+            server.communicate()
+        run(["nbd-client", "-d", "/dev/nbd0"], expect=None)
+        slow.kill()
+        slow.wait(LIMIT)
 
 
 def test_removed_while_mounted(add: Add, mountpoint: Path) -> None:
