@@ -743,12 +743,38 @@ def test_a_process_with_the_number_of_the_server_lives(add: Add) -> None:
             other.kill()
 
 
-def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
+def unit_words() -> list[str]:
+    """What the unit of disk 3 starts, without the device."""
     (line,) = re.findall(r"^ExecStart=(.*)$", Path("ublk/userblk-ublk@.service").read_text(), re.M)
     line = line.replace("@sbindir@/userblk-ublk", str(UBLK.absolute()))
     words = shlex.split(line.replace("%i", "3").replace("$$", "$"))
     assert words.pop() == "$USERBLK_DISK"
-    argv = [*words, "passthrough", f"file={NVME}"]
+    return words
+
+
+def test_the_unit_leaves_a_disk_that_lives_alone(add: Add) -> None:
+    """It takes away what remains of a disk that ended with its server, as one of the s3 device does."""
+    disk = add("--number=3", "--recovery=none", "null", "size=1M")
+    before = info(disk)
+    run([*unit_words(), "passthrough", f"file={NVME}"], expect=2)
+    assert info(disk) == before and before["state"] == "live"
+    kill(disk)
+    server = subprocess.Popen(
+        [*unit_words(), "passthrough", f"file={NVME}"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout and "/dev/ublkb3: removed" in server.stdout.readline()
+        assert server.stdout.readline() == "/dev/ublkb3\n"
+        assert info(disk)["pid"] == server.pid
+        server.terminate()
+        assert server.wait(LIMIT) == 0
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
+    argv = [*unit_words(), "passthrough", f"file={NVME}"]
     systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     systemd.bind("\0userblk-test")
     systemd.settimeout(LIMIT)
