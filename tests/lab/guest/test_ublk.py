@@ -743,13 +743,65 @@ def test_a_process_with_the_number_of_the_server_lives(add: Add) -> None:
             other.kill()
 
 
-def unit_words() -> list[str]:
-    """What the unit of disk 3 starts, without the device."""
-    (line,) = re.findall(r"^ExecStart=(.*)$", Path("ublk/userblk-ublk@.service").read_text(), re.M)
+UNIT = Path("ublk/userblk-ublk@.service")
+
+
+def unit_command(name: str) -> list[str]:
+    """What the unit of disk 3 runs."""
+    (line,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text().replace("\\\n", " "), re.M)
     line = line.replace("@sbindir@/userblk-ublk", str(UBLK.absolute()))
-    words = shlex.split(line.replace("%i", "3").replace("$$", "$"))
+    return shlex.split(line.replace("%i", "3").replace("$$", "$"))
+
+
+def unit_words() -> list[str]:
+    """What it starts, without the device."""
+    words = unit_command("ExecStart")
     assert words.pop() == "$USERBLK_DISK"
     return words
+
+
+def users(disk: str) -> list[str]:
+    """Volumes and swap on the disk."""
+    volumes = [path.name for path in Path("/sys/block", Path(disk).name, "holders").iterdir()]
+    return volumes + [line for line in Path("/proc/swaps").read_text().splitlines() if line.startswith(disk)]
+
+
+@pytest.mark.parametrize("use", ["swap", "volume", "busy volume"])
+def test_the_unit_ends_what_is_on_its_disk(
+    add: Add, mountpoint: Path, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once where it can. busy: once what was written so far is on the device."""
+    monkeypatch.setenv("DM_DISABLE_UDEV", "1")  # there is none, which would name the volume
+    disk = add("--number=3", "passthrough", f"file={NVME}")
+    pid = info(disk)["pid"]
+    user, data = None, os.urandom(MIB)
+    if use == "swap":
+        run(["mkswap", disk])
+        run(["swapon", disk])
+    else:
+        run(["modprobe", "dm-mod"])
+        run(["mkfs.ext4", "-qF", disk])
+        sectors = Path("/sys/block", Path(disk).name, "size").read_text().strip()
+        run(["dmsetup", "create", "layer", "--table", f"0 {sectors} linear {disk} 0"])
+        run(["mount", "/dev/mapper/layer", mountpoint])
+        (mountpoint / "file").write_bytes(data)
+    try:
+        if use == "busy volume":
+            user = subprocess.Popen(["sleep", "infinity"], cwd=mountpoint)
+        run(["env", f"MAINPID={pid}", *unit_command("ExecStop")], expect=None)
+        assert user or users(disk) == []
+        os.kill(pid, signal.SIGTERM)  # as systemd does then
+        wait_until("the disk is gone", lambda: disks() == [], LIMIT / 5)
+    finally:
+        if user:
+            user.kill()
+            user.wait(LIMIT)
+        run(["swapoff", disk], expect=None)
+        run(["umount", "--lazy", mountpoint], expect=None)
+        run(["dmsetup", "remove", "--force", "--retry", "layer"], expect=None)
+    if use != "swap":
+        assert user or "needs_recovery" not in run(["dumpe2fs", "-h", NVME])
+        assert_kept(data, mountpoint)
 
 
 def test_the_unit_leaves_a_disk_that_lives_alone(add: Add) -> None:
