@@ -179,6 +179,24 @@ def test_a_server_is_started_until_it_can_serve(boot: Boot, tmp_path: Path) -> N
     machine.power_off()
 
 
+def test_a_mount_waits_for_a_device_that_comes_late(boot: Boot, mountpoint: Path, tmp_path: Path) -> None:
+    if int(run([SYSTEMD, "--version"]).split()[1]) < 254:
+        pytest.skip("release: its systemd has no RestartMode")
+    link = tmp_path / "disk"
+    link.symlink_to(NVME)
+    Path("/etc/userblk/ublk-3").write_text(f"USERBLK_DISK=passthrough file={link}\n")
+    machine = boot(f"_netdev,{REQUIRES}")
+    machine.inside("systemctl", "stop", UNIT)
+    assert not mounted(machine, mountpoint)
+    link.unlink()
+    mount = machine.inside("systemd-escape", "--path", "--suffix=mount", mountpoint).strip()
+    machine.inside("systemctl", "start", "--no-block", mount)
+    machine.until("the unit has failed", lambda: int(machine.show(UNIT, "NRestarts") or 0) > 1)
+    link.symlink_to(NVME)
+    machine.until("the file system is mounted", lambda: mounted(machine, mountpoint))
+    machine.power_off()
+
+
 def test_a_killed_server_is_started_again(boot: Boot, mountpoint: Path) -> None:
     machine = boot("_netdev")
     data = os.urandom(MIB)
