@@ -87,7 +87,11 @@ void ublk_options_help(void)
 		printf("    --%s", rules[i].name);
 		for (size_t j = 0; rules[i].choices && rules[i].choices[j]; j++)
 			printf("%c%s", j ? '|' : '=', rules[i].choices[j]);
-		printf("%s\n        %s\n", rules[i].max ? "=N" : "", rules[i].help);
+		printf("%s", rules[i].max ? "=N" : "");
+		for (size_t j = 0, count = 0; j < COMMANDS; j++)
+			if (rules[i].commands & 1u << commands[j].command)
+				printf("%s%s", count++ ? ", " : " (", commands[j].name);
+		printf(")\n        %s\n", rules[i].help);
 	}
 	ublk_devices_load_unless(NULL);
 	params_print_devices();

@@ -85,6 +85,21 @@ static const struct {
 		"price of 1000 requests that read (default: 0.0004, from the same price list)"},
 };
 
+/* Which take it. */
+static void print_commands(unsigned set)
+{
+	const char *separator = " (";
+
+	for (size_t i = 0; i < COMMANDS; i++)
+		if (set & 1u << commands[i].command) {
+			printf("%s%s%s%s", separator, commands[i].first,
+				commands[i].second ? " " : "",
+				commands[i].second ? commands[i].second : "");
+			separator = ", ";
+		}
+	putchar(')');
+}
+
 void options_help(void)
 {
 	char *help = params_help(&s3_backend);
@@ -97,9 +112,15 @@ void options_help(void)
 			strlen(commands[i].usage) < 20 ? "" : "\n                        ",
 			commands[i].help);
 	printf("\nOptions:\n");
-	for (size_t i = 0; i < OPTIONS; i++)
-		printf("    --%s%s%s\n        %s\n", rules[i].name, rules[i].metavar ? "=" : "",
-			rules[i].metavar ? rules[i].metavar : "", rules[i].help);
+	for (size_t i = 0; i < OPTIONS; i++) {
+		printf("    --%s%s%s", rules[i].name, rules[i].metavar ? "=" : "",
+			rules[i].metavar ? rules[i].metavar : "");
+		if (rules[i].commands == ~0u)
+			printf(" (all)");
+		else
+			print_commands(rules[i].commands);
+		printf("\n        %s\n", rules[i].help);
+	}
 	printf("\nParameters of the device:\n%s", help);
 	free(help);
 }

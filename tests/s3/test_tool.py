@@ -82,6 +82,7 @@ def test_the_manual_has_what_help_has() -> None:
         assert listed == re.findall(manual_pattern, sections[name], re.MULTILINE) != []
     for parameter in ("endpoint", "control", "config"):
         assert re.search(rf"^    {parameter}=", usage, re.MULTILINE)
+    assert "    --json (all)\n" in options and "    --confirm=NAME (delete, abort)\n" in options
 
 
 def test_version() -> None:
