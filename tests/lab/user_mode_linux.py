@@ -110,6 +110,7 @@ def run_kernel(program: Path, root: Path, args: argparse.Namespace) -> str:
     # On two CPUs each of its system calls would wake the other one up: 56 us instead of 5.
     argv = ["taskset", "--cpu-list", str(args.cpu), str(program), f"mem={memory}M", "ncpus=1", "seccomp=on"]
     argv += ["root=/dev/root", "rootfstype=hostfs", f"rootflags={root}", "rw", f"init=/{INIT.name}"]
+    argv += [f"uml_dir={root.parent}"]  # not in the user's home
     disks = {"nr_devices": 1, "memory_backed": 1, "discard": 1, "bs": 512, "cache_size": 64, "gb": args.disk_gib}
     argv += [f"null_blk.{name}={value}" for name, value in disks.items()]
     console = BUILD / f"console-{args.cpu}.log"
