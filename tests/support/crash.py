@@ -169,6 +169,7 @@ class Volume:
     objects: Path | None = None  # where its objects are, if some may be taken
     flush_is_durable: bool = True
     failpoints: Sequence[str] = IO_POINTS
+    at_failpoints: float = 0.6  # the share of crashes there; the others come after a random number of replies
     orders: Orders | None = None
     stall: Callable[[], AbstractContextManager[None]] | None = None  # the store, for a time
     starts: int = 0
@@ -195,7 +196,7 @@ class Volume:
             while result.crashes < crashes or orphan:
                 kind, durable = "kill", True
                 failpoint = None
-                if self.failpoints and (orphan or self.rng.random() < 0.6):
+                if self.failpoints and (orphan or self.rng.random() < self.at_failpoints):
                     name = ORPHAN_POINTS[1] if orphan else next(points)
                     if self.orders and name in ORDER_POINTS:
                         assert server is not None
@@ -369,13 +370,16 @@ def name_of(number: int, seed: int) -> str:
     return f"crash-{seed:x}-{number}"
 
 
-def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack) -> Volume:
-    """What it needs besides ends with the stack."""
+def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack, sought: str | None = None) -> Volume:
+    """What it needs besides ends with the stack. sought: a failpoint that it comes to first."""
     rng = random.Random(f"{seed}/{number}")
     name = name_of(number, seed)
-    writes_back = number % 4 == 3
+    writes_back = sought in WRITE_BACK_POINTS or (sought is None and number % 4 == 3)
     weak = rng.random() < 0.2 and not writes_back
     made = {"create": "on", "size": str(BLOCKS * BLOCK)}
+    features: tuple[tuple[str, ...], ...] = ((), (), ("zstd",), ("aes",), ("zstd", "aes"))
+    if sought in REKEY_POINTS:
+        features = features[3:]
     chosen = {
         "flush": "weak" if weak else "durable",
         "batch-size": rng.choice(("1M", "2M", "4M")),
@@ -383,7 +387,7 @@ def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack
         "checkpoint": rng.choice(("4", "16", "512")),
         "gc-delay": rng.choice(("0", "60")),
         **({} if store.conditional_put else {"fencing": "none"}),
-        **feature_settings(work, *rng.choice(((), (), ("zstd",), ("aes",), ("zstd", "aes")))),
+        **feature_settings(work, *rng.choice(features)),
     }
     # On the way to a named point everything is done as early as can be.
     soon = {"batch-size": "1M", "checkpoint": "4", "gc-delay": "0"}
@@ -433,9 +437,13 @@ def s3_volume(number: int, seed: int, store: Store, work: Path, stack: ExitStack
     points = points[first:] + points[:first]
     if orders and key:
         points = (*REKEY_POINTS, *points)
+    if sought:
+        first_point = ORPHAN_POINTS[0] if sought == ORPHAN_POINTS[1] else sought
+        points = (first_point, first_point, first_point, *points)
     stall = partial(proxy.outage, silent=True) if proxy else None
     durable = not weak
-    return Volume(serve, work, rng, run_id, objects, durable, failpoints=points, orders=orders, stall=stall)
+    share = 1.0 if sought else Volume.at_failpoints
+    return Volume(serve, work, rng, run_id, objects, durable, points, share, orders, stall)
 
 
 def failpoints_of(store: Store) -> Sequence[str]:
@@ -444,12 +452,14 @@ def failpoints_of(store: Store) -> Sequence[str]:
     return [name for name in FAILPOINTS if behind or name not in ORDER_POINTS]
 
 
-def one_volume(number: int, crashes: int, seed: int, store: Store, keep: Path | None) -> Result:
+def one_volume(
+    number: int, crashes: int, seed: int, store: Store, keep: Path | None, sought: str | None = None
+) -> Result:
     """In a process of its own."""
     result = Result(number)
     work = memory_directory()
     with ExitStack() as stack:
-        live(s3_volume(number, seed, store, work, stack), crashes, result, keep)
+        live(s3_volume(number, seed, store, work, stack, sought), crashes, result, keep)
     if not isinstance(store, Versitygw):
         store.remove(f"{PREFIX}/{name_of(number, seed)}/")
     shutil.rmtree(work, ignore_errors=True)
@@ -505,7 +515,12 @@ def run(store: Store, options: argparse.Namespace) -> list[Result]:
                 and points_done(done.values()) + CRASHES_PER_VOLUME * len(running)
                 < crashes_wanted(list(done.values()), options.points, names)
             ):
-                arguments = (next(left), CRASHES_PER_VOLUME, options.seed, store, options.keep)
+                # Chance ends a volume's way: what no volume came to is then the first that one comes to.
+                sought = (
+                    never_reached(list(done.values()), names) if points_done(done.values()) >= options.points else []
+                )
+                first = sought[len(done) % len(sought)] if sought else None
+                arguments = (next(left), CRASHES_PER_VOLUME, options.seed, store, options.keep, first)
                 running.add(pool.submit(one_volume, *arguments))
             if not running:
                 break
