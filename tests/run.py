@@ -112,7 +112,11 @@ def summary(targets: list[str], runs: Runs) -> int:
         print(f"\n======== what failed in {target} ========")
         print("\n".join(line[:MOST_COLUMNS] for line in reported))
     if failed:
-        print("FAILED:", *failed)
+        print("\nFAILED:", *failed)
+        for target in failed:  # once more at the very end, where those look who see no more than that
+            for line in (LOGS / f"{target}.log").read_text(errors="replace").splitlines():
+                if line.startswith(("FAILED tests/", "ERROR tests/")):
+                    print(f"{target}: {line[:MOST_COLUMNS]}")
         return 1
     print("all passed")
     return 0

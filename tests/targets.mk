@@ -6,7 +6,7 @@ VENV := build/venv
 # What hangs fails, by its name, with the stacks of its threads; tests that may take longer say so: pytest.mark.timeout.
 # What hangs in a library in C cannot be ended that way: a minute later its stack names it.
 SLOWEST := --durations 15 --durations-min 3
-PYTEST_OPTIONS := -q -rs -p no:cacheprovider $(SLOWEST) --timeout 900 -o faulthandler_timeout=960
+PYTEST_OPTIONS := -q -rfEs -p no:cacheprovider $(SLOWEST) --timeout 900 -o faulthandler_timeout=960
 PYTEST := $(PYTHON) -m pytest $(PYTEST_OPTIONS)
 
 TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-component-asan test-s3 \
@@ -324,7 +324,7 @@ test-s3-snapshots-asan test-s3-snapshots-tsan: test-s3-snapshots-%: plugins s3-s
 # ---- in the lab -----------------------------------------------------------------
 
 # Without pytest-timeout: what hangs is named after 15 minutes, and ends with the guest.
-GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rs -p no:cacheprovider $(SLOWEST) -o faulthandler_timeout=900
+GUEST_TESTS = env PYTHONPATH=/userblk/python:/userblk/tests/support CI=$(CI) python3 -m pytest -q -rfEs -p no:cacheprovider $(SLOWEST) -o faulthandler_timeout=900
 LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 
 test-lab: s3-server ## test the lab itself, then the disks and file systems on its real kernel, in one boot

@@ -19,7 +19,7 @@ MAKEFILE = """
 passes:
 \t@echo ran >> passes.ran; echo 'SKIPPED [1] x.py:1: kernel: none'
 fails:
-\t@echo 'E   what went wrong'; test -e repaired
+\t@echo 'E   what went wrong'; echo 'FAILED tests/x.py::test_y - it'; test -e repaired
 waits:
 \t@for i in $$(seq 100); do test -e passes.ran && exit 0; sleep 0.1; done; exit 1
 hangs:
@@ -48,7 +48,7 @@ def run(top: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_a_failure_ends_nothing_and_is_told(top: Path, words: tuple[str, ...]) -> None:
     result = run(top, *words)
     assert result.returncode == 1
-    assert "FAILED: fails" in result.stdout
+    assert result.stdout.endswith("FAILED: fails\nfails: FAILED tests/x.py::test_y - it\n")
     assert "E   what went wrong" in result.stdout.partition("what failed in fails")[2]
     assert "passes: SKIPPED [1] x.py:1: kernel: none" in result.stdout
     assert (top / "passes.ran").exists()
