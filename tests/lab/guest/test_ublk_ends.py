@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What userblk-ublk does with data and mounts at the end of a disk, and who may end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from guest import LIMIT, MIB, NVME, mapped, read, run, start_verify
+from guest_ublk import NEEDS_UBLK, UBLK, Add, assert_kept, disks, info, kill, ublk
+from waiting import wait_until
+
+pytestmark = NEEDS_UBLK
+
+
+def test_waiting_disk_can_be_deleted(add: Add) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=64M")
+    kill(disk)
+    ublk("delete", disk)
+    assert load.wait(LIMIT) != 0
+
+
+def test_the_signal_of_the_queues_is_not_believed(add: Add) -> None:
+    """They say by SIGUSR1 that they have ended, which is not so if others send it."""
+    disk = add("passthrough", f"file={NVME}")
+    pid = info(disk)["pid"]
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGTERM)
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
+
+
+def test_deleted_by_one_who_ignores_children(add: Add) -> None:
+    """An ignored SIGCHLD is passed on to programs, which then have no child to wait for."""
+    disk = add("passthrough", f"file={NVME}")
+    with dirty(disk) as data:
+        script = 'trap "" CHLD; exec "$@"'
+        assert run(["sh", "-c", script, "sh", UBLK, "delete", disk]) == f"{disk}: written back and removed\n"
+    kept = read(NVME, 0, 8 * MIB) == data
+    assert kept
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_remove_the_disk(add: Add, number: int) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    os.kill(info(disk)["pid"], number)
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
+    add("passthrough", f"file={NVME}")
+
+
+@contextmanager
+def dirty(disk: str) -> Iterator[bytes]:
+    """Data that lies in the page cache alone, for as long as somebody has the disk open."""
+    data = os.urandom(8 * MIB)
+    descriptor = os.open(disk, os.O_RDWR)
+    try:
+        assert os.write(descriptor, data) == len(data)
+        yield data
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("end", ["delete", "SIGTERM"])
+def test_what_was_written_survives_an_orderly_end(add: Add, end: str) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    with dirty(disk) as data:
+        if end == "delete":
+            assert ublk("delete", disk) == f"{disk}: written back and removed\n"
+        else:
+            os.kill(info(disk)["pid"], signal.SIGTERM)
+        wait_until("the disk is gone", lambda: disks() == [], LIMIT)
+    assert read(NVME, 0, 8 * MIB) == data
+
+
+def test_what_cannot_be_written_back_stays_unless_forced(add: Add, broken: tuple[str, Callable[[], None]]) -> None:
+    device, break_it = broken
+    disk = add("passthrough", f"file={device}")
+    with dirty(disk):
+        break_it()
+        assert "not removed" in ublk("delete", disk, expect=1)
+        assert info(disk)["state"] == "live"
+        assert "the last writes are lost" in ublk("delete", "--force", disk)
+    assert disks() == []
+
+
+@pytest.fixture
+def broken() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A device, and what makes all its writes fail from then on."""
+    run(["modprobe", "dm-mod"])
+    run(["modprobe", "dm-flakey"])
+    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
+
+    def break_it() -> None:
+        table = f"0 {sectors} flakey {NVME} 0 0 60 1 error_writes"
+        run(["dmsetup", "load", "broken", "--table", table])
+        run(["dmsetup", "suspend", "--noflush", "--nolockfs", "broken"])
+        run(["dmsetup", "resume", "broken"])
+
+    with mapped("broken", f"0 {sectors} linear {NVME} 0") as disk:
+        yield disk, break_it
+
+
+def mount_with_file(disk: str, mountpoint: Path) -> bytes:
+    """A file system on the disk, with a file that nobody has synced."""
+    data = os.urandom(MIB)
+    run(["mkfs.ext4", "-qF", disk])
+    run(["mount", disk, mountpoint])
+    (mountpoint / "file").write_bytes(data)
+    return data
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGHUP)], ids=["one", "two at once"])
+def test_a_mounted_disk_is_served_until_it_is_unmounted(add: Add, mountpoint: Path, numbers: tuple[int, ...]) -> None:
+    """Two at once are one: systemd sends both where a login ends."""
+    disk = add("passthrough", f"file={NVME}")
+    data = mount_with_file(disk, mountpoint)
+    pid = info(disk)["pid"]
+    for number in numbers:
+        os.kill(pid, number)
+    time.sleep(1.0)  # for what comes too early
+    assert info(disk)["state"] == "live"
+    (mountpoint / "more").write_bytes(data)
+    run(["umount", mountpoint])
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
+    run(["fsck.ext4", "-f", "-n", NVME])
+    assert_kept(data, mountpoint)
+
+
+def test_a_second_signal_ends_a_mounted_disk(add: Add, mountpoint: Path) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    data = mount_with_file(disk, mountpoint)
+    pid = info(disk)["pid"]
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(3.0)  # those within a second are one
+    os.kill(pid, signal.SIGTERM)
+    wait_until("the disk is gone", lambda: disks() == [], LIMIT)
+    run(["umount", mountpoint])
+    assert_kept(data, mountpoint)
+    run(["fsck.ext4", "-f", "-n", NVME])
+
+
+def test_who_uses_a_disk_is_named(add: Add) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    sectors = Path("/sys/block", Path(disk).name, "size").read_text().strip()
+    run(["modprobe", "dm-mod"])
+    with mapped("layer", f"0 {sectors} linear {disk} 0") as layer:
+        assert f"in use by {Path(layer).name} (layer); unmount or release it" in ublk("delete", disk, expect=2)
+    run(["mkswap", disk])
+    run(["swapon", disk])
+    try:
+        assert "in use by swap; unmount or release it" in ublk("delete", disk, expect=2)
+    finally:
+        run(["swapoff", disk])
+    ublk("delete", disk)
+
+
+@pytest.mark.long
+def test_a_long_flush_is_no_loss(tmp_path: Path) -> None:
+    """The writes wait in the page cache of the device, and the flush takes longer than a disk that does nothing may."""
+    for module in ("ublk_drv", "nbd"):
+        run(["modprobe", module])
+    socket_path = tmp_path / "socket"
+    slow = subprocess.Popen(
+        ["nbdkit", "--foreground", f"--unix={socket_path}", "--filter=rate", "memory", "64M", "rate=1M"],
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    server = None
+    try:
+        wait_until("the slow device can be reached", socket_path.exists, LIMIT, process=slow)
+        run(["nbd-client", "-unix", socket_path, "/dev/nbd0"])
+        Path("/sys/block/nbd0/queue/max_sectors_kb").write_text("64")  # so that one after the other ends
+        server = subprocess.Popen(
+            [UBLK, "add", "--foreground", "--number=5", "passthrough", "file=/dev/nbd0", "direct=off"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        assert server.stdout and server.stdout.readline() == "/dev/ublkb5\n"
+        with dirty("/dev/ublkb5"):
+            begun = time.monotonic()
+            server.terminate()
+            output, _ = server.communicate(timeout=LIMIT)
+            assert time.monotonic() - begun > 35.0
+        assert server.returncode == 0 and "written back and removed" in output, output
+    finally:
+        if server:
+            server.kill()
+            server.communicate()
+        run(["nbd-client", "-d", "/dev/nbd0"], expect=None)
+        slow.kill()
+        slow.wait(LIMIT)
+
+
+def test_removed_while_mounted(add: Add, mountpoint: Path) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    data = mount_with_file(disk, mountpoint)
+    assert ublk("delete", "--force", disk) == f"{disk}: written back and removed while in use\n"
+    run(["umount", mountpoint])
+    assert_kept(data, mountpoint)
+    run(["fsck.ext4", "-f", "-n", NVME])
+    assert disks() == []

@@ -1,0 +1,407 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Servers of userblk-ublk that are killed, recovered and replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from guest import LIMIT, MIB, NVME, finish, mapped, more_requests, read, requests, run, start_verify
+from guest_ublk import MODES, NEEDS_UBLK, UBLK, Add, disks, info, kill, mode_options, ublk
+from waiting import thread_state, wait_until
+
+CYCLES = 64
+REPLACEMENTS = 100
+STAGES = 16  # calls of a thread into io_uring from its start until it serves, and some more
+
+pytestmark = NEEDS_UBLK
+
+
+@pytest.mark.long
+def test_many_cycles(add: Add) -> None:
+    for cycle in range(CYCLES):
+        disk = add("--mode=uring" if cycle % 2 else "--mode=workers", "null", "size=1M")
+        ublk("delete", disk)
+    assert disks() == []
+    assert list(Path("/dev").glob("ublkb*")) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_server_is_recovered(add: Add, mode: str) -> None:
+    """No request fails: they wait for the next server."""
+    disk = add(*mode_options(mode), "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=24M")
+    kill(disk)
+    assert info(disk)["state"] == "waiting"
+    assert load.poll() is None
+    ublk("recover", disk)
+    assert info(disk)["state"] == "live"
+    finish(load)
+
+
+def test_a_lost_file_is_not_created_again(add: Add, tmp_path: Path) -> None:
+    """A disk that continues has its data or no server, but never zeroes."""
+    file, lost = tmp_path / "file", tmp_path / "lost"
+    disk = add("passthrough", f"file={file}", "size=8M")
+    data = os.urandom(MIB)
+    with open(disk, "wb", buffering=0) as stream:
+        stream.write(data)
+        os.fsync(stream.fileno())
+    kill(disk)
+    file.rename(lost)
+    for words in (("recover", disk), ("replace", disk, "passthrough", f"file={file}", "size=8M")):
+        assert "bring back the file" in ublk(*words, expect=2)
+        assert not file.exists()
+        assert info(disk)["state"] == "waiting"
+    file.touch()
+    assert "bring back the file" in ublk("recover", disk, expect=2)
+    assert file.stat().st_size == 0
+    lost.rename(file)
+    ublk("recover", disk)
+    kept = read(disk, 0, MIB) == data  # pytest would look for the differences for minutes
+    assert kept
+
+
+def test_killed_server_without_recovery(add: Add) -> None:
+    disk = add("--recovery=none", "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=64M")
+    kill(disk)
+    assert load.wait(LIMIT) != 0
+    wait_until("the disk is gone", lambda: not Path(disk).exists(), LIMIT)
+    assert "--recovery=none" in ublk("recover", disk, expect=2)
+    ublk("delete", disk)
+    add("passthrough", f"file={NVME}")
+
+
+def test_recovery_fail(add: Add) -> None:
+    """What the server had fails; the disk waits."""
+    disk = add("--recovery=fail", "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=64M")
+    kill(disk)
+    ublk("recover", disk)
+    assert load.wait(LIMIT) != 0
+    finish(start_verify(disk, "--size=2M"))
+
+
+def test_recovery_fail_all(add: Add) -> None:
+    if not json.loads(ublk("features", "--json"))["USER_RECOVERY_FAIL_IO"]:
+        pytest.skip("kernel: its ublk cannot fail requests while there is no server")
+    disk = add("--recovery=fail-all", "passthrough", f"file={NVME}")
+    kill(disk)
+    assert info(disk)["state"] == "failing"
+    run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"], expect=1)
+    ublk("recover", disk)
+    pid = info(disk)["pid"]
+    assert "--recovery=fail-all" in ublk("replace", disk, "passthrough", f"file={NVME}", expect=2)
+    assert info(disk)["pid"] == pid and info(disk)["state"] == "live"
+    run(["dd", "if=/dev/zero", f"of={disk}", "count=1", "oflag=direct"])
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[Callable[[bool], None]]:
+    """one_cpu(True): all but one of the machine's CPUs are offline."""
+
+    def enter(alone: bool) -> None:
+        for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/online"):
+            if path.parent.name != "cpu0":
+                path.write_text("0" if alone else "1")
+
+    if not Path("/sys/devices/system/cpu/cpu1/online").exists():
+        pytest.skip("machine: it has one CPU, or they cannot go offline")
+    yield enter
+    enter(False)
+
+
+def test_offline_cpus(add: Add, one_cpu: Callable[[bool], None]) -> None:
+    """A queue whose CPUs are all offline has a thread all the same."""
+    one_cpu(True)
+    disk = add("--queues=2", "passthrough", f"file={NVME}")
+    finish(start_verify(disk, "--size=1M"))
+    ublk("delete", disk)
+    one_cpu(False)
+    disk = add("--queues=2", "passthrough", f"file={NVME}")
+    one_cpu(True)
+    kill(disk)
+    ublk("recover", disk)
+    finish(start_verify(disk, "--size=1M"))
+    one_cpu(False)
+    finish(start_verify(disk, "--size=1M"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replaced_under_load(add: Add, mode: str) -> None:
+    options = mode_options(mode)
+    disk = add(*options, "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=32M", "--loops=4")
+    pids = {info(disk)["pid"]}
+    for _ in range(3):
+        ublk("replace", disk, options[0], "passthrough", f"file={NVME}")
+        pids.add(info(disk)["pid"])
+    assert len(pids) == 4
+    assert load.poll() is None, "over before it was replaced"
+    finish(load)
+
+
+@pytest.mark.parametrize("recovery", ["reissue", "fail"])
+@pytest.mark.parametrize("depth", [1, 4])
+def test_replaced_with_a_full_queue(add: Add, depth: int, recovery: str) -> None:
+    """No tag waits for a request, so that the kernel cannot tell the server to end."""
+    if recovery == "fail" and not json.loads(ublk("features", "--json"))["QUIESCE"]:
+        pytest.skip("kernel: its ublk cannot quiesce a disk")
+    words = ("passthrough", f"file={NVME}")
+    disk = add("--queues=1", f"--depth={depth}", f"--recovery={recovery}", *words)
+    load = start_verify(disk, "--size=8M", "--loops=100000", "--verify_backlog=64", "--verify_state_save=0")
+    try:
+        for _ in range(3 if recovery == "reissue" else 1):
+            before = requests(disk)
+            ublk("replace", disk, *words)
+            wait_until("a request comes through", partial(more_requests, disk, before), LIMIT)
+            assert load.poll() is None, load.communicate()[0]
+    finally:
+        load.send_signal(signal.SIGINT)
+        output, _ = load.communicate(timeout=LIMIT)
+    assert "err= 0" in output, output
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [(), ("--queues=1", "--depth=1")], ids=["", "full"])
+def test_a_hung_device_outlasts_a_replacement(add: Add, options: tuple[str, ...]) -> None:
+    """The old server ends after the new one has given up. full: the kernel has no tag to tell it by."""
+    run(["modprobe", "dm-mod"])
+    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
+    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+        disk = add(*options, "passthrough", f"file={device}")
+        try:
+            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
+            write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
+            time.sleep(1.0)  # until the server has the write
+            replacement = subprocess.Popen(
+                [UBLK, "replace", disk, "passthrough", f"file={device}"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            time.sleep(70.0)
+            assert replacement.poll() is None
+            run(["dmsetup", "resume", "hung"])
+            output, _ = replacement.communicate(timeout=LIMIT)
+            assert replacement.returncode == 1 and "continues as before" in output, output
+            assert info(disk)["state"] == "live"
+            assert write.wait(LIMIT) == 0
+            finish(start_verify(disk, "--size=1M"))
+        finally:
+            run(["dmsetup", "resume", "hung"])
+            ublk("delete", "--force", disk)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
+    options = mode_options(mode)
+    disk = add(*options, "passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=32M", "--loops=100000", "--rate_iops=2000", "--verify_backlog=256",
+                        "--verify_state_save=0")  # fmt: skip
+    try:
+        pids = {info(disk)["pid"]}
+        for number in range(REPLACEMENTS):
+            # Back and forth, where the disk allows both.
+            word = options[0] if mode == "zero-copy" or number % 2 else "--mode=workers"
+            before = requests(disk)
+            ublk("replace", disk, word, "passthrough", f"file={NVME}")
+            pids.add(info(disk)["pid"])
+            wait_until("a request comes through", partial(more_requests, disk, before), LIMIT)
+            assert load.poll() is None, load.communicate()[0]
+        assert len(pids) == REPLACEMENTS + 1
+    finally:
+        load.send_signal(signal.SIGINT)
+        output, _ = load.communicate(timeout=LIMIT)
+    assert "err= 0" in output, output  # EILSEQ is what does not verify
+
+
+def calls_to_start(trace: Path) -> int:
+    """Calls of io_uring_enter of the thread that brings a disk up: the last one starts it."""
+    server = subprocess.Popen(
+        ["strace", "-o", trace, "-e", "trace=io_uring_enter",
+         UBLK, "add", "--foreground", "passthrough", f"file={NVME}"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout and server.stdout.readline() == "/dev/ublkb0\n"
+        calls = trace.read_text().count("io_uring_enter(")
+        ublk("delete", "0")
+        server.wait(LIMIT)
+    finally:
+        server.kill()
+        server.communicate()
+    return calls
+
+
+@pytest.mark.long
+def test_killed_at_each_stage_of_its_life(add: Add, tmp_path: Path) -> None:
+    """Whatever is left can be deleted, and the device served again."""
+    # An older kernel looks for partitions within START_DEV, and waits forever if the server is killed meanwhile.
+    scans_later = tuple(map(int, platform.release().split(".")[:2])) >= (6, 19)
+    stages = STAGES if scans_later else calls_to_start(tmp_path / "trace") - 1
+    assert stages > 3
+    for stage in range(1, stages + 1):
+        server = subprocess.Popen(
+            ["strace", *(["-f"] if scans_later else []), "-o", "/dev/null",
+             "-e", f"inject=io_uring_enter:signal=KILL:when={stage}",
+             UBLK, "add", "--foreground", "passthrough", f"file={NVME}"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            assert server.stdout
+            if server.stdout.readline().startswith("/dev/"):
+                (disk,) = disks()
+                os.kill(disk["pid"], signal.SIGKILL)
+            server.wait(LIMIT)
+        finally:
+            server.kill()
+            server.communicate()
+        for disk in disks():
+            ublk("delete", str(disk["number"]))
+        assert disks() == [] and list(Path("/dev").glob("ublk[bc]*")) == [], f"killed at stage {stage}"
+        assert list(Path("/run/userblk-ublk").glob("*")) == []
+    add("passthrough", f"file={NVME}")
+    (disk,) = disks()
+    os.kill(disk["pid"], signal.SIGKILL)
+    ublk("delete", str(disk["number"]))
+    finish(start_verify(add("passthrough", f"file={NVME}"), "--size=1M"))
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[str, Callable[[], None]]]:
+    """A device whose requests all wait, and what lets them go on."""
+
+    def release() -> None:
+        run(["dmsetup", "resume", "held"])
+
+    run(["modprobe", "dm-mod"])
+    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
+    run(["dmsetup", "create", "held", "--table", f"0 {sectors} linear {NVME} 0"])
+    try:
+        run(["dmsetup", "suspend", "--noflush", "--nolockfs", "held"])
+        (disk,) = (path.parent.parent.name for path in Path("/sys/block").glob("dm-*/dm/name"))  # no udev names it
+        yield f"/dev/{disk}", release
+    finally:
+        release()
+        run(["dmsetup", "remove", "held"])
+
+
+@pytest.mark.parametrize("event", ["stopped and continued", "terminated"])
+def test_a_signal_while_it_starts(held: tuple[str, Callable[[], None]], add: Add, event: str) -> None:
+    """
+    START_DEV waits until the kernel has looked for partitions. (Newer ones look later, and others wait for that.)
+    Not killed: Linux 6.12 then waits forever for the answer of a server that cannot end before.
+    """
+    device, release = held
+    inflight = Path("/sys/block/ublkb5/inflight")
+
+    def looking() -> bool:
+        return inflight.exists() and any(map(int, inflight.read_text().split()))
+
+    server = subprocess.Popen(
+        [UBLK, "add", "--foreground", "--number=5", "--recovery=none", "passthrough", f"file={device}", "direct=off"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        wait_until("somebody looks for partitions", looking, LIMIT)
+        if event == "stopped and continued":
+            server.send_signal(signal.SIGSTOP)
+            # Its first thread: the one that waits in the kernel for the partitions cannot stop.
+            wait_until("it stops", lambda: thread_state(server.pid) == "T", LIMIT)
+            server.send_signal(signal.SIGCONT)
+        else:
+            server.terminate()
+        time.sleep(0.5)  # for what comes too early
+        assert server.poll() is None, server.communicate()
+    finally:
+        release()
+    try:
+        if event == "stopped and continued":
+            assert server.stdout and server.stdout.readline() == "/dev/ublkb5\n"
+            finish(start_verify("/dev/ublkb5", "--size=1M"))
+            server.terminate()
+        assert server.wait(LIMIT) == 0, server.communicate()
+    finally:
+        server.kill()
+        server.communicate()
+    assert disks() == [] and list(Path("/dev").glob("ublk[bc]*")) == []
+
+
+@pytest.mark.parametrize("where", [(), ("--foreground",)], ids=["background", "foreground"])
+def test_bad_replacement_leaves_the_old_one(add: Add, where: tuple[str, ...]) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=16M")
+    for words, reason in (
+        (("null", "size=1M"), "has only"),
+        (("passthrough", "file=/nonexistent"), "No such file"),
+        (("passthrough", f"file={NVME}", "readonly=on"), "read-only"),
+    ):
+        output = ublk("replace", *where, disk, *words, expect=2)
+        assert reason in output
+        assert "continues as before" in output
+        assert info(disk)["state"] == "live"
+    finish(load)
+
+
+def test_replacement_without_threads_leaves_the_old_one(add: Add) -> None:
+    """The new server is stopped by the machine when it has taken the disk already."""
+    disk = add("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=16M")
+    output = run(
+        ["strace", "-o", "/dev/null", "-e", "inject=clone3:error=EAGAIN", UBLK,
+         "replace", "--foreground", disk, "passthrough", f"file={NVME}"],
+        expect=1,
+    )  # fmt: skip
+    assert "cannot start the queues" in output
+    assert "continues as before" in output
+    assert info(disk)["state"] == "live"
+    finish(load)
+
+
+def test_killed_replacement_leaves_the_old_one(add: Add) -> None:
+    disk = add("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=16M")
+    run(
+        ["strace", "-o", "/dev/null", "-e", "inject=clone3:signal=KILL", UBLK,
+         "replace", "--foreground", disk, "passthrough", f"file={NVME}"],
+        expect=None,
+    )  # fmt: skip
+    wait_until("the disk is served", lambda: info(disk)["state"] == "live", LIMIT)
+    finish(load)
+
+
+def test_a_process_with_the_number_of_the_server_lives(add: Add) -> None:
+    """Before Linux 6.16, the server's number is that of its container, where it is another one."""
+    serve = 'echo $((NUMBER - 1)) >/proc/sys/kernel/ns_last_pid; "$@" & wait'
+    words = ["passthrough", f"file={NVME}"]
+    argv = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", serve, "sh", str(UBLK)]
+    with subprocess.Popen(["sleep", "3600"]) as other:
+        container = subprocess.Popen(
+            [*argv, "add", "--foreground", *words],
+            env=os.environ | {"NUMBER": str(other.pid)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            assert container.stdout
+            disk = container.stdout.readline().strip()
+            if "START_DEV" in disk or info(disk)["pid"] != other.pid:
+                pytest.skip(f"kernel: its ublk knows the numbers of containers: {disk}")
+            output = ublk("replace", disk, *words, expect=2)
+            assert f"process {other.pid}" in output and "its container" in output
+            assert other.poll() is None and info(disk)["state"] == "live"
+            began = time.monotonic()
+            ublk("delete", disk)
+            assert time.monotonic() - began < 30, "waited for the end of the other process"
+            assert container.wait(LIMIT) == 0
+        finally:
+            container.kill()
+            container.wait()
+            other.kill()
