@@ -452,7 +452,7 @@ class Flow(DeviceEngine):
         running = run.running
         size = profile.files.size[entry.device]
         recheck(device, run.confirm, running.server if running.backing else None, running.used.name)
-        recorder = Recorder(run.directory / "preparation")
+        recorder = Recorder(run.directory / "preparation", run.teardown)
         lower, upper = mount_points(teardown)
         memory = limit_memory(profile.files.memory_bytes, run.plan.emulated, teardown)
         results = self.place_of_results(run)

@@ -102,7 +102,7 @@ def precondition(run: Run) -> dict[str, object]:
     words = ["fio", "--name=precondition", f"--filename={run.device.path}", "--rw=write", "--bs=131072"]
     words += ["--ioengine=io_uring", "--iodepth=32", "--direct=1", "--allow_file_create=0", f"--size={run.area}"]
     words += [f"--loops={passes}", "--end_fsync=1", "--eta=never"]
-    recorder = Recorder(run.directory / "preparation")
+    recorder = Recorder(run.directory / "preparation", run.teardown)
     try:
         recorder.run(words, timeout=WRITE_LIMIT)
     finally:

@@ -94,10 +94,15 @@ class Process:
 
 
 class Recorder:
-    """Runs commands and keeps DIRECTORY/commands.json and DIRECTORY/commands/NN-NAME.{out,err}."""
+    """
+    Runs commands and keeps DIRECTORY/commands.json and DIRECTORY/commands/NN-NAME.{out,err}.
 
-    def __init__(self, directory: Path) -> None:
+    teardown: has each of them noted, so that one that outlives a killed runner is ended before the next campaign.
+    """
+
+    def __init__(self, directory: Path, teardown: Teardown | None = None) -> None:
         self.directory = directory
+        self.teardown = teardown
         self.records: list[dict[str, object]] = []
         self.processes: list[Process] = []
         (directory / "commands").mkdir(parents=True, exist_ok=True)
@@ -111,8 +116,9 @@ class Recorder:
     ) -> Process:
         """Start a command in its own process group; it gets SIGTERM when this process dies, even by SIGKILL.
 
-        teardown: note there that it has to be ended. environment: beside what there is; it is not recorded. If this
-        raises, also Interrupted, nothing runs: a caller that ends the command takes it inside held().
+        teardown: note there that it has to be ended; None: as for all commands of this recorder. environment: beside
+        what there is; it is not recorded. If this raises, also Interrupted, nothing runs: a caller that ends the
+        command takes it inside held().
         """
         full = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
         record, out, err = self._record(Path(argv[0]).name, full)
@@ -132,7 +138,7 @@ class Recorder:
                     raise CommandError(f"{argv[0]}: {error.strerror}; install it") from None
                 process = Process(record, child, err)
                 self.processes.append(process)
-                if teardown:
+                if teardown := teardown or self.teardown:
                     teardown.push("end_process", pid=process.pid, started=process.started, name=str(record["name"]))
         except BaseException:
             if process:

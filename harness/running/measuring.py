@@ -271,7 +271,7 @@ class Measurement:
     def watch(self, argv: Sequence[str]) -> Watched:
         """Start argv and watch it until it has ended and what it wrote is written back."""
         run, job = self.run, self.job
-        recorder = Recorder(run.directory)
+        recorder = Recorder(run.directory, run.teardown)
         started = now()
         names = [device.name for device in self.devices]
         server = run.running.server or None

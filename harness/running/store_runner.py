@@ -186,7 +186,7 @@ class StoreRunner(Runner):
         profile = self.plan.profile
         warnings = self.busy_warnings()
         problems: list[str] = []
-        recorder = Recorder(directory)
+        recorder = Recorder(directory, self.teardown)
         size = self.size_of(workload)
         try:
             served = self.start(system, store, size, False, recorder)
@@ -287,7 +287,7 @@ class StoreRunner(Runner):
         engine = ENGINES[workload.engine]
         assert isinstance(engine, StoreFiles)
         profile = engine.timed(workload, self.plan.profile)
-        recorder = Recorder(directory / "preparation")
+        recorder = Recorder(directory / "preparation", self.teardown)
         disk = identify(served.device)
         mark = self.teardown.mark()
         point, _ = mount_points(self.teardown)

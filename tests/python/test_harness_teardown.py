@@ -290,6 +290,15 @@ def test_a_process_that_ended_before_it_was_noted_needs_nothing() -> None:
     teardown.UNDO["end_process"](pid=ended.pid, started=started, name="true")
 
 
+def test_a_load_that_outlives_a_killed_runner_is_ended(tmp_path: Path) -> None:
+    """The signal for the death of its parent may find it where it cannot end."""
+    killed = Teardown()
+    load = Recorder(tmp_path / "run", killed).spawn(["sleep", "1000"])
+    killed.journal = killed.journal.rename(killed.journal.with_name("journal-1-1.json"))  # of a runner that is gone
+    recover()
+    assert load.wait(0)
+
+
 def test_commands_are_recorded(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     assert recorder.run(["echo", "out"], timeout=20) == "out\n"

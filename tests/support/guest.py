@@ -149,8 +149,10 @@ def leftovers() -> list[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             name = (entry / "comm").read_text().strip()
-            if name in SERVERS and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.append(f"process {name} ({entry.name})")
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            if name in SERVERS and state != "Z":
+                stack = " < ".join(line.split()[-1] for line in (entry / "stack").read_text().splitlines())
+                found.append(f"process {name} ({entry.name}), a child of {parent}, state {state} in {stack}")
         except OSError:
             continue  # ended
     found += [str(path) for path in Path("/sys/block").glob("nbd*") if (path / "size").read_text().strip() != "0"]
