@@ -26,6 +26,7 @@
 #include "ublk/process.h"
 #include "ublk/record.h"
 #include "ublk/show.h"
+#include "ublk/stopping.h"
 
 /* For how long a server that was killed may be seen as living. */
 #define PATIENCE_MS 3000
@@ -618,6 +619,8 @@ int main(int argc, char **argv)
 		r = ublk_show_info(&c, &o);
 	else if (o.command == UBLK_COMMAND_DELETE)
 		r = delete_disk(&c, &o);
+	else if (o.command == UBLK_COMMAND_STOP)
+		r = ublk_stop_for_parent(&c, (uint32_t)o.server.id);
 	else
 		r = ublk_show_features(&c, o.json);
 	ublk_control_close(&c);

@@ -61,7 +61,7 @@ static const struct rule {
 static const struct {
 	const char *name;
 	enum ublk_command command;
-	const char *usage;
+	const char *usage; /* NULL: not for users */
 } commands[] = {
 	{"add", UBLK_COMMAND_ADD, "add DEVICE KEY=VALUE...       serve a new disk"},
 	{"replace", UBLK_COMMAND_REPLACE,
@@ -69,6 +69,7 @@ static const struct {
 	{"recover", UBLK_COMMAND_RECOVER,
 		"recover N                     serve a disk whose server died"},
 	{"delete", UBLK_COMMAND_DELETE, "delete N                      remove the disk"},
+	{"stop-for-server", UBLK_COMMAND_STOP, NULL},
 	{"list", UBLK_COMMAND_LIST, "list                          list the disks"},
 	{"info", UBLK_COMMAND_INFO, "info N                        show the properties of a disk"},
 	{"features", UBLK_COMMAND_FEATURES,
@@ -81,7 +82,8 @@ void ublk_options_help(void)
 	printf("Usage: userblk-ublk COMMAND [OPTION]...\n"
 	       "Serves block devices as /dev/ublkbN, with Linux's ublk driver.\n\nCommands:\n");
 	for (size_t i = 0; i < COMMANDS; i++)
-		printf("    %s\n", commands[i].usage);
+		if (commands[i].usage)
+			printf("    %s\n", commands[i].usage);
 	printf("\nOptions:\n");
 	for (size_t i = 0; i < RULES; i++) {
 		printf("    --%s", rules[i].name);
@@ -215,7 +217,8 @@ static int choose_recovery(struct ublk_options *o, struct params_error *error)
 static int parse_arguments(char **argv, struct ublk_options *o, struct params_error *error)
 {
 	bool names_disk = FOR(REPLACE) & 1u << o->command || FOR(RECOVER) & 1u << o->command ||
-			  FOR(DELETE) & 1u << o->command || FOR(INFO) & 1u << o->command;
+			  FOR(DELETE) & 1u << o->command || FOR(STOP) & 1u << o->command ||
+			  FOR(INFO) & 1u << o->command;
 
 	if (names_disk) {
 		o->server.id = *argv ? ublk_options_disk(*argv) : -1;

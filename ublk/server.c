@@ -16,6 +16,7 @@
 #include "ublk/disk.h"
 #include "ublk/ending.h"
 #include "ublk/server.h"
+#include "ublk/stopping.h"
 
 #define SECTOR_SHIFT 9
 #define MAX_BLOCK    4096u /* of the kernel's driver: a page */
@@ -405,7 +406,7 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	asked = asked && !ending.gone;
 	if (asked) {
 		backend_stop(s->dev.device);
-		r = ublk_control_stop(s->control, s->id, ublk_ending_gives_up, &ending);
+		r = ublk_stop_elsewhere(s->control, s->id, ublk_ending_gives_up, &ending);
 	}
 	if (claim >= 0)
 		close(claim); /* the kernel waits for it */

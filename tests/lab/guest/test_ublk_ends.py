@@ -196,6 +196,35 @@ def test_a_long_flush_is_no_loss(tmp_path: Path) -> None:
         slow.wait(LIMIT)
 
 
+def stops(server: int) -> bool:
+    """Has the server asked the kernel to stop its disk?"""
+    return run(["pgrep", "--parent", str(server), "--full", "stop-for-server"], expect=None) != ""
+
+
+def test_a_server_that_is_killed_while_its_disk_is_stopped(add: Add) -> None:
+    """Its device hangs. Once that goes on, all is gone, as without the kill."""
+    run(["modprobe", "dm-mod"])
+    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
+    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+        disk = add("passthrough", f"file={device}")
+        server = info(disk)["pid"]
+        try:
+            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
+            write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
+            time.sleep(1.0)  # until the server has the write
+            for _ in range(3):  # no write-back, which would hang as well
+                os.kill(server, signal.SIGTERM)
+                time.sleep(1.5)
+            wait_until("the disk is being stopped", lambda: stops(server), LIMIT)
+            os.kill(server, signal.SIGKILL)
+            time.sleep(1.0)
+        finally:
+            run(["dmsetup", "resume", "hung"])
+        write.wait(LIMIT)
+        wait_until("the disk is gone", lambda: not disks() and not Path(disk).exists(), 60)
+        assert not Path("/proc", str(server)).exists()
+
+
 def test_removed_while_mounted(add: Add, mountpoint: Path) -> None:
     disk = add("passthrough", f"file={NVME}")
     data = mount_with_file(disk, mountpoint)

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include "ublk/stopping.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ublk/record.h"
+
+/* How often it is asked whether that is waited for no longer. */
+#define STEP_MS 100
+
+/* Its signals are blocked, as the server's are. */
+static int spawn(uint32_t id, pid_t *child)
+{
+	static char program[] = "userblk-ublk", command[] = "stop-for-server";
+	char disk[16];
+	char *const argv[] = {program, command, disk, NULL};
+	posix_spawn_file_actions_t actions;
+	int r;
+
+	snprintf(disk, sizeof disk, "%" PRIu32, id);
+	r = posix_spawn_file_actions_init(&actions);
+	if (r != 0)
+		return -r;
+	/* It must not have the device open. */
+	r = posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+	if (r == 0)
+		r = posix_spawn(child, "/proc/self/exe", &actions, NULL, argv, environ);
+	posix_spawn_file_actions_destroy(&actions);
+	return -r;
+}
+
+int ublk_stop_elsewhere(
+	struct ublk_control *c, uint32_t id, bool (*over)(void *opaque), void *opaque)
+{
+	struct pollfd end = {.events = POLLIN};
+	pid_t child, ended;
+	int status, r = spawn(id, &child);
+
+	if (r < 0) /* such as without /proc */
+		return ublk_control_stop(c, id, over, opaque);
+	end.fd = (int)syscall(SYS_pidfd_open, child, 0);
+	r = -ECANCELED;
+	for (;;) {
+		poll(&end, 1, STEP_MS); /* without a descriptor it sleeps as long */
+		ended = waitpid(child, &status, WNOHANG);
+		if (ended != 0)
+			break;
+		if (over(opaque))
+			goto out;
+	}
+	r = ended == child && WIFEXITED(status) ? -WEXITSTATUS(status) : -EINTR;
+out:
+	if (end.fd >= 0)
+		close(end.fd);
+	return r;
+}
+
+static bool never(void *opaque)
+{
+	(void)opaque;
+	return false;
+}
+
+int ublk_stop_for_parent(struct ublk_control *c, uint32_t id)
+{
+	struct ublksrv_ctrl_dev_info info;
+	pid_t parent = getppid();
+	int r = ublk_control_info(c, id, &info);
+
+	if (r == 0)
+		r = ublk_control_stop(c, id, never, NULL);
+	if (r == 0 && getppid() != parent) {
+		r = ublk_control_delete(c, id);
+		if (r == 0)
+			ublk_record_remove(id, info.ublksrv_flags);
+	}
+	return -r;
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * A server's disk is stopped by a process of its own. The kernel would stop it in a thread of the
+ * server, for whose end a server that is killed waits before it closes its device; and that thread
+ * waits until the device is closed: neither would ever end.
+ */
+#ifndef USERBLK_UBLK_STOPPING_H
+#define USERBLK_UBLK_STOPPING_H
+
+#include "ublk/control.h"
+
+/*
+ * As ublk_control_stop(), by `userblk-ublk stop-for-server ID`, which goes on if this process ends,
+ * and then deletes the device as well.
+ */
+int ublk_stop_elsewhere(
+	struct ublk_control *c, uint32_t id, bool (*over)(void *opaque), void *opaque);
+/* What that process does, for as long as it takes. Its exit code is the errno, or 0. */
+int ublk_stop_for_parent(struct ublk_control *c, uint32_t id);
+
+#endif
