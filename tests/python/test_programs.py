@@ -111,6 +111,14 @@ def test_ublk_loads_the_libraries_of_s3_with_it() -> None:
         assert done.returncode == 2 and reported in done.stderr
 
 
+def test_no_limit_ends_the_stop_of_the_unit_early() -> None:
+    """systemd applies one of a job to stops, too, and then takes the network from a disk that is being written back."""
+    unit = (TOP / "ublk/userblk-ublk@.service").read_text()
+    assert re.findall(r"^Job.*Timeout.*=", unit, re.M) == []
+    # A start that goes on until there is a server would keep logins and other mounts waiting without such a limit.
+    assert "\nStartLimitIntervalSec=0\n" in unit and "\nRestartMode=" not in unit
+
+
 @pytest.mark.parametrize(
     "words", [["userblk-buse"], ["userblk-ublk", "add", "--foreground"]], ids=lambda words: words[0]
 )
