@@ -22,6 +22,9 @@
 /* For how long nothing may be written before it is given up, and how often that is looked at. */
 #define SYNC_LIMIT_MS 30000
 #define STEP_MS	      20
+/* For how long all disks of the machine are written where the user wants an end: another may hang,
+ * and others may go on to write to ours. */
+#define FORCED_LIMIT_MS 300000
 
 extern char **environ;
 
@@ -74,17 +77,51 @@ uint64_t ublk_disk_writes_below(int fd)
 	return writes_ended(directory);
 }
 
-/* The end of the process that writes, as ublk_disk_sync() answers it. */
-static int await(uint32_t id, pid_t child, const struct ublk_patience *patience)
+/* A write-back in parts, each by a process. */
+struct write_back {
+	uint32_t id;
+	const struct ublk_patience *patience;
+	int result; /* as ublk_disk_sync() answers it */
+	bool over;  /* no part follows */
+};
+
+/* How much a result says of what may be lost. */
+static int rank(int r)
 {
+	switch (-r) {
+	case 0:
+		return 0;
+	case ETIME:
+		return 1;
+	case ECANCELED:
+		return 2;
+	case EIO: /* it is lost, and the kernel tells of it once */
+		return 4;
+	default:
+		return 3;
+	}
+}
+
+static void add_result(struct write_back *w, int r)
+{
+	w->over = w->over || r == -ECANCELED;
+	if (rank(r) > rank(w->result))
+		w->result = r;
+}
+
+/* The end of the process that writes a part, as ublk_disk_sync() answers it. */
+static int await(const struct write_back *w, pid_t child, int64_t at_most_ms)
+{
+	const struct ublk_patience *patience = w->patience;
 	struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN};
 	char directory[32];
 	uint64_t before;
 	int status, r = -ETIME;
 
-	snprintf(directory, sizeof directory, "/sys/block/ublkb%" PRIu32, id);
+	snprintf(directory, sizeof directory, "/sys/block/ublkb%" PRIu32, w->id);
 	before = writes_ended(directory);
-	for (int waited = 0; waited < SYNC_LIMIT_MS; waited += STEP_MS) {
+	for (int waited = 0; waited < SYNC_LIMIT_MS && at_most_ms > 0;
+		waited += STEP_MS, at_most_ms -= STEP_MS) {
 		uint64_t now = writes_ended(directory);
 		pid_t ended = waitpid(child, &status, WNOHANG);
 
@@ -112,12 +149,14 @@ static int await(uint32_t id, pid_t child, const struct ublk_patience *patience)
  * Runs sync(1), which says what it could not write: a process of its own, since one that waits
  * in the kernel for the disk cannot be killed, and the disk's own server must be able to end.
  */
-static int run_sync(uint32_t id, char *const *argv, const struct ublk_patience *patience)
+static int run_sync(const struct write_back *w, char *const *argv, int64_t at_most_ms)
 {
 	posix_spawn_file_actions_t actions;
 	pid_t child;
 	int r;
 
+	if (w->over)
+		return -ECANCELED;
 	if (posix_spawn_file_actions_init(&actions) != 0)
 		return -ENOMEM;
 	r = posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
@@ -126,30 +165,44 @@ static int run_sync(uint32_t id, char *const *argv, const struct ublk_patience *
 	posix_spawn_file_actions_destroy(&actions);
 	if (r != 0)
 		return -r;
-	r = await(id, child, patience);
+	r = await(w, child, at_most_ms);
 	if (r == -ETIME || r == -ECANCELED)
 		kill(child, SIGKILL); /* it ends when its requests do */
 	return r;
 }
 
-/* Is it one of the nodes? */
-static bool is_node(const char *path, const glob_t *nodes)
+/* Which of the nodes it is, and its device; their number: none. */
+static size_t find_node(const char *path, const glob_t *nodes, dev_t *device)
 {
 	struct stat st, node;
+	size_t i = nodes->gl_pathc;
 
 	if (strncmp(path, "/dev/", 5) != 0 || stat(path, &st) < 0)
-		return false;
-	for (size_t i = 0; i < nodes->gl_pathc; i++)
+		return i;
+	*device = st.st_rdev;
+	for (i = 0; i < nodes->gl_pathc; i++)
 		if (stat(nodes->gl_pathv[nodes->gl_offs + i], &node) == 0 &&
 			node.st_rdev == st.st_rdev &&
 			(node.st_mode & S_IFMT) == (st.st_mode & S_IFMT))
-			return true;
-	return false;
+			break;
+	return i;
 }
 
-/* Where they are mounted, as the arguments of a command of two words, with NULL at the end. NULL:
- * nowhere. The caller frees those after the two, and the list. */
-static char **find_mounts(const glob_t *nodes)
+/* Does the mount's path lead to it? It may be removed, or lie under another mount. */
+static bool is_reached(const struct mntent *mount, dev_t device)
+{
+	struct statx s;
+
+	if (statx(AT_FDCWD, mount->mnt_dir, AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT, 0, &s) < 0)
+		return false;
+	/* btrfs has numbers of its own, as it may have several disks. */
+	return makedev(s.stx_dev_major, s.stx_dev_minor) == device ||
+	       (s.stx_dev_major == 0 && strcmp(mount->mnt_type, "btrfs") == 0);
+}
+
+/* Where they are mounted, as the arguments of a command of two words, with NULL at the end; which
+ * of them, in mounted. NULL: nowhere. The caller frees those after the two, and the list. */
+static char **find_mounts(const glob_t *nodes, bool *mounted)
 {
 	FILE *mounts = setmntent("/proc/self/mounts", "re");
 	char **found = NULL;
@@ -157,15 +210,18 @@ static char **find_mounts(const glob_t *nodes)
 	struct mntent *mount;
 
 	while (mounts && (mount = getmntent(mounts))) {
+		dev_t device;
+		size_t node = find_node(mount->mnt_fsname, nodes, &device);
 		char **more;
 
-		if (!is_node(mount->mnt_fsname, nodes))
+		if (node == nodes->gl_pathc || !is_reached(mount, device))
 			continue;
 		more = realloc(found, (count + 2) * sizeof *found);
 		if (!more)
 			break;
 		found = more;
 		found[count] = strdup(mount->mnt_dir);
+		mounted[node] = mounted[node] || found[count];
 		count += found[count] != NULL;
 		found[count] = NULL;
 	}
@@ -174,50 +230,75 @@ static char **find_mounts(const glob_t *nodes)
 	return found;
 }
 
+/* Has something a part of the disk that is not mounted here: LVM, LUKS, md, or a mount of another
+ * namespace? */
+static bool used_elsewhere(const glob_t *nodes, const bool *mounted)
+{
+	bool claimed = false;
+
+	/* The disk comes first, and is claimed with each of its partitions. */
+	for (size_t i = nodes->gl_pathc; i-- > 0 && !(i == 0 && claimed);) {
+		int fd = open(nodes->gl_pathv[nodes->gl_offs + i], O_RDONLY | O_EXCL | O_CLOEXEC);
+
+		if (fd >= 0) {
+			close(fd);
+		} else if (errno == EBUSY) {
+			if (!mounted[i])
+				return true;
+			claimed = true;
+		}
+	}
+	return false;
+}
+
 /* What file systems hold of the disk. */
-static int sync_file_systems(uint32_t id, const glob_t *nodes, const struct ublk_patience *patience)
+static void sync_file_systems(struct write_back *w, const glob_t *nodes)
 {
 	static char program[] = "sync", option[] = "--file-system";
 	char *all[] = {program, NULL};
-	char **mounts = find_mounts(nodes);
-	struct ublk_patience brief = {0};
-	int r, others;
+	bool *mounted = calloc(nodes->gl_pathc, sizeof *mounted);
+	char **mounts = mounted ? find_mounts(nodes, mounted) : NULL;
 
-	if (!mounts)
-		return run_sync(id, all, patience);
-	mounts[0] = program;
-	mounts[1] = option;
-	r = run_sync(id, mounts, patience);
-	for (size_t i = 2; mounts[i]; i++)
-		free(mounts[i]);
+	if (mounts) {
+		mounts[0] = program;
+		mounts[1] = option;
+		add_result(w, run_sync(w, mounts, INT64_MAX));
+		for (size_t i = 2; mounts[i]; i++)
+			free(mounts[i]);
+	}
+	/* It waits for all disks. That another one takes long says nothing of ours, except where
+	 * nothing else writes a part of it. */
+	if (mounts && !used_elsewhere(nodes, mounted)) {
+		int r = run_sync(w, all, SYNC_LIMIT_MS);
+
+		add_result(w, r == -ETIME ? 0 : r);
+	} else {
+		add_result(w,
+			run_sync(w, all,
+				w->patience && w->patience->forced ? FORCED_LIMIT_MS : INT64_MAX));
+	}
 	free(mounts);
-	if (r == -ECANCELED)
-		return r;
-	/* It waits for all disks. That another one takes long says nothing of ours. */
-	if (patience)
-		brief = *patience;
-	brief.works = NULL;
-	others = run_sync(id, all, patience ? &brief : NULL);
-	return others == -ECANCELED || (r == 0 && others != -ETIME) ? others : r;
+	free(mounted);
 }
 
 int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patience)
 {
 	static char program[] = "sync";
+	struct write_back w = {.id = id, .patience = patience};
 	glob_t nodes;
 	char disk[32];
-	int r = 0, own = -ENOENT;
 
 	snprintf(disk, sizeof disk, "/dev/ublkb%" PRIu32, id);
 	if (disk_nodes(disk, 1, &nodes)) {
 		if (in_use)
-			r = sync_file_systems(id, &nodes, patience);
+			sync_file_systems(&w, &nodes);
 		nodes.gl_pathv[0] = program;
-		own = r == -ECANCELED ? r : run_sync(id, nodes.gl_pathv, patience);
+		add_result(&w, run_sync(&w, nodes.gl_pathv, INT64_MAX));
+	} else {
+		add_result(&w, -ENOENT);
 	}
 	globfree(&nodes);
-	/* An error says more than that something took long. */
-	return own < 0 && own != -ETIME ? own : r < 0 ? r : own;
+	return w.result;
 }
 
 const char *ublk_disk_loss(int error)
@@ -256,12 +337,13 @@ static void append_swap(uint32_t id, char *text, size_t size)
 {
 	FILE *swaps = fopen("/proc/swaps", "re");
 	char path[512], disk[32];
+	dev_t device;
 	glob_t nodes;
 
 	snprintf(disk, sizeof disk, "/dev/ublkb%" PRIu32, id);
 	disk_nodes(disk, 0, &nodes);
 	while (swaps && fscanf(swaps, "%511s%*[^\n]", path) == 1)
-		if (is_node(path, &nodes))
+		if (find_node(path, &nodes, &device) < nodes.gl_pathc)
 			append(text, size, "swap", "");
 	globfree(&nodes);
 	if (swaps)

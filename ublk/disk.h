@@ -22,14 +22,16 @@ struct ublk_patience {
 	/* Although no request ends: does the device work on one? NULL: not known. */
 	bool (*works)(void *opaque);
 	void *opaque;
+	bool forced; /* all disks of the machine have five minutes */
 };
 
 /*
  * Has the kernel write what it holds of the disk in memory, and waits for as long as requests end
  * or the device works on one. in_use: also what file systems hold: first those of the disk that are
- * mounted here, then all of the machine, which may be on it in other ways. patience: NULL: the
- * device is not known. 0 or negative errno: -EIO: some of it cannot be written; -ETIME: nothing was
- * written for a while; -ECANCELED: over().
+ * mounted here, then all of the machine, which may be on it in other ways; if they are not, these
+ * are not waited for long. patience: NULL: the device is not known. 0 or negative errno: -EIO: some
+ * of it cannot be written, also if over() ended the rest; -ETIME: nothing was written for a while,
+ * or not all in the time of forced; -ECANCELED: over().
  */
 int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patience);
 /* What such an error means for the disk's last writes if it is removed now. */

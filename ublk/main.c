@@ -97,8 +97,13 @@ static int write_back(const struct ublk_options *o, bool in_use, bool *lost)
 {
 	uint32_t id = (uint32_t)o->server.id;
 	time_t begun = seconds();
-	const struct ublk_patience patience = {.over = never, .works = is_early, .opaque = &begun};
-	int r = ublk_disk_sync(id, in_use, o->force ? NULL : &patience);
+	const struct ublk_patience patience = {
+		.over = never,
+		.works = o->force ? NULL : is_early,
+		.opaque = &begun,
+		.forced = o->force,
+	};
+	int r = ublk_disk_sync(id, in_use, &patience);
 
 	*lost = r < 0;
 	if (r == 0)

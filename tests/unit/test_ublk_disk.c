@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <mntent.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,10 +23,14 @@
 bool __wrap_disk_nodes(const char *disk, size_t spare, glob_t *nodes);
 FILE *__wrap_setmntent(const char *path, const char *mode);
 FILE *__wrap_fopen64(const char *path, const char *mode);
+int __wrap_open64(const char *path, int flags, ...);
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
+int __wrap_statx(int at, const char *path, int flags, unsigned mask, struct statx *s);
 
 static char directory[] = "/tmp/userblk-test-ublk-disk-XXXXXX";
 static const char *mounts;    /* lines of /proc/self/mounts */
+static const char *claimed;   /* the node that is */
+static const char *hidden;    /* the mount point that is, by another mount */
 static unsigned long looks;   /* at the disk's counters */
 static unsigned long flushes; /* looks until one has ended; 0: none does */
 
@@ -87,6 +92,42 @@ FILE *__wrap_setmntent(const char *path, const char *mode)
 	return fmemopen((void *)(uintptr_t)mounts, strlen(mounts), mode);
 }
 
+int __real_open64(const char *path, int flags, ...);
+int __wrap_open64(const char *path, int flags, ...)
+{
+	mode_t mode = 0;
+	va_list more;
+
+	if (flags & O_CREAT) {
+		va_start(more, flags);
+		mode = va_arg(more, mode_t);
+		va_end(more);
+	}
+	if (flags & O_EXCL && claimed && strcmp(path, claimed) == 0) {
+		errno = EBUSY;
+		return -1;
+	}
+	return __real_open64(path, flags, mode);
+}
+
+/* Mount points: /mnt/gone is not there, and /mnt/btrfs has a number of its own. */
+int __wrap_statx(int at, const char *path, int flags, unsigned mask, struct statx *s)
+{
+	(void)at;
+	(void)mask;
+	assert_true(flags & AT_STATX_DONT_SYNC);
+	if (strcmp(path, "/mnt/gone") == 0) {
+		errno = ENOENT;
+		return -1;
+	}
+	memset(s, 0, sizeof *s);
+	s->stx_dev_major = 1;
+	s->stx_dev_minor = strcmp(path, "/mnt/part") == 0 ? 5 : 3;
+	if (strcmp(path, "/mnt/btrfs") == 0 || (hidden && strcmp(path, hidden) == 0))
+		s->stx_dev_major = 0;
+	return 0;
+}
+
 FILE *__real_fopen64(const char *path, const char *mode);
 FILE *__wrap_fopen64(const char *path, const char *mode)
 {
@@ -100,12 +141,14 @@ FILE *__wrap_fopen64(const char *path, const char *mode)
 	return fmemopen(text, strlen(text), "r");
 }
 
-/* Time goes faster. */
+/* Time goes faster: nanoseconds of a millisecond. */
+static long tempo;
+
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout)
 {
 	(void)fds;
 	(void)count;
-	nanosleep(&(struct timespec){.tv_nsec = timeout * 30000}, NULL);
+	nanosleep(&(struct timespec){.tv_nsec = timeout * tempo}, NULL);
 	return 0;
 }
 
@@ -139,8 +182,10 @@ static int set_up(void **state)
 	write_file("nodes", "");
 	mounts = "/dev/null /mnt/a\\040b ext4 rw 0 0\nproc /proc proc rw 0 0\n"
 		 "/dev/full /mnt/other ext4 rw 0 0\n/dev/zero /mnt/part ext4 rw 0 0\n";
+	claimed = hidden = NULL;
 	looks = flushes = 0;
 	patient = asked = false;
+	tempo = 30000;
 	return 0;
 }
 
@@ -150,6 +195,17 @@ static void test_what_is_mounted_comes_first(void **state)
 	assert_int_equal(ublk_disk_sync(5, true, NULL), 0);
 	assert_string_equal(
 		log_text(), "--file-system /mnt/a b /mnt/part\n\n/dev/null /dev/zero\n");
+}
+
+/* sync(1) would fail there, or write another file system. */
+static void test_mounts_that_are_not_reached_are_no_error(void **state)
+{
+	(void)state;
+	mounts = "/dev/null /mnt/gone ext4 rw 0 0\n/dev/null /mnt/hidden ext4 rw 0 0\n"
+		 "/dev/zero /mnt/btrfs btrfs rw 0 0\n";
+	hidden = "/mnt/hidden";
+	assert_int_equal(ublk_disk_sync(5, true, NULL), 0);
+	assert_string_equal(log_text(), "--file-system /mnt/btrfs\n\n/dev/null /dev/zero\n");
 }
 
 static void test_a_disk_that_nobody_uses_is_all(void **state)
@@ -168,6 +224,54 @@ static void test_another_disk_that_takes_long_keeps_nothing_from_ours(void **sta
 	assert_int_equal(ublk_disk_sync(5, true, &patience), 0);
 	assert_string_equal(
 		log_text(), "--file-system /mnt/a b /mnt/part\n\n/dev/null /dev/zero\n");
+}
+
+/* Writes to our mounts do not end, and say nothing of the other disk. */
+static void test_nor_does_it_while_ours_is_written_to(void **state)
+{
+	(void)state;
+	write_file("all", "exec sleep 600\n");
+	flushes = 1;
+	assert_int_equal(ublk_disk_sync(5, true, &patience), 0);
+	assert_true(looks < 3000); /* half a minute by this clock */
+}
+
+static void test_nor_does_it_where_the_user_wants_an_end(void **state)
+{
+	const struct ublk_patience forced = {.over = never, .forced = true};
+
+	(void)state;
+	mounts = "proc /proc proc rw 0 0\n";
+	write_file("all", "exec sleep 600\n");
+	flushes = 1;
+	tempo = 1000;
+	assert_int_equal(ublk_disk_sync(5, true, &forced), -ETIME);
+	assert_string_equal(log_text(), "\n/dev/null /dev/zero\n");
+}
+
+/* A volume is on the partition, or another namespace has mounted it. */
+static void test_what_is_used_elsewhere_may_not_be_written(void **state)
+{
+	(void)state;
+	mounts = "/dev/null /mnt/a ext4 rw 0 0\n";
+	write_file("all", "exec sleep 600\n");
+	claimed = "/dev/zero";
+	assert_int_equal(ublk_disk_sync(5, true, NULL), -ETIME);
+	mounts = "/dev/zero /mnt/part ext4 rw 0 0\n";
+	claimed = "/dev/null";
+	assert_int_equal(ublk_disk_sync(5, true, NULL), -ETIME);
+	claimed = "/dev/zero";
+	assert_int_equal(ublk_disk_sync(5, true, NULL), 0);
+}
+
+static void test_nor_what_another_mount_hides(void **state)
+{
+	(void)state;
+	mounts = "/dev/null /mnt/hidden ext4 rw 0 0\n/dev/zero /mnt/part ext4 rw 0 0\n";
+	claimed = "/dev/null";
+	hidden = "/mnt/hidden";
+	write_file("all", "exec sleep 600\n");
+	assert_int_equal(ublk_disk_sync(5, true, NULL), -ETIME);
 }
 
 /* Then sync(1) is the only one who may have written it. */
@@ -190,6 +294,27 @@ static void test_errors(void **state)
 	assert_int_equal(ublk_disk_sync(5, true, NULL), -EIO);
 	assert_string_equal(ublk_disk_loss(-EIO), "the last writes are lost");
 	assert_string_equal(ublk_disk_loss(-ETIME), "the last writes may be lost");
+}
+
+static bool all_begins(void *opaque)
+{
+	(void)opaque;
+	return strstr(log_text(), "\n\n") != NULL;
+}
+
+/* The kernel tells of it once. */
+static void test_an_error_stays_one_if_the_rest_is_given_up(void **state)
+{
+	const struct ublk_patience until_all = {.over = all_begins};
+
+	(void)state;
+	write_file("mounted", "exit 1\n");
+	write_file("all", "exec sleep 600\n");
+	assert_int_equal(ublk_disk_sync(5, true, &until_all), -EIO);
+	assert_string_equal(log_text(), "--file-system /mnt/a b /mnt/part\n\n");
+	write_file("mounted", "");
+	write_file("log", "");
+	assert_int_equal(ublk_disk_sync(5, true, &until_all), -ECANCELED);
 }
 
 /* One flush that takes as long as sync(1), which is longer than the limit by this clock. */
@@ -233,12 +358,18 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(test_what_is_mounted_comes_first, set_up),
+		cmocka_unit_test_setup(test_mounts_that_are_not_reached_are_no_error, set_up),
 		cmocka_unit_test_setup(test_a_disk_that_nobody_uses_is_all, set_up),
 		cmocka_unit_test_setup(
 			test_another_disk_that_takes_long_keeps_nothing_from_ours, set_up),
 		cmocka_unit_test_setup(
 			test_file_systems_that_are_not_seen_may_not_be_written, set_up),
+		cmocka_unit_test_setup(test_nor_does_it_while_ours_is_written_to, set_up),
+		cmocka_unit_test_setup(test_nor_does_it_where_the_user_wants_an_end, set_up),
+		cmocka_unit_test_setup(test_what_is_used_elsewhere_may_not_be_written, set_up),
+		cmocka_unit_test_setup(test_nor_what_another_mount_hides, set_up),
 		cmocka_unit_test_setup(test_errors, set_up),
+		cmocka_unit_test_setup(test_an_error_stays_one_if_the_rest_is_given_up, set_up),
 		cmocka_unit_test_setup(
 			test_a_request_that_the_device_works_on_is_waited_for, set_up),
 		cmocka_unit_test_setup(test_a_request_that_hangs_is_not, set_up),
