@@ -375,7 +375,27 @@ static int serve_record(
 	return forget(start, ublk_server_recover(c, old.params, &old.server, ready, start));
 }
 
-/* Starts a server for an existing disk, which must outlive its server. */
+/* What the driver has of a disk that is to outlive its server. An exit code. */
+static int examine_survivor(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
+{
+	int r = ublk_examine(c, id, info);
+
+	if (r)
+		return r;
+	if (!(info->flags & UBLK_F_USER_RECOVERY))
+		warnx("ublk%u: was added with --recovery=none, so that it ends with its server; "
+		      "delete it",
+			id);
+	else if (info->state == UBLK_S_DEV_DEAD)
+		warnx("ublk%u: is dead: its server ended before the disk was added, or after it "
+		      "was removed; delete it",
+			id);
+	else
+		return 0;
+	return EXIT_USAGE;
+}
+
+/* Starts a server for an existing disk. */
 static int begin_server(struct start *start, struct ublksrv_ctrl_dev_info *info)
 {
 	int r;
@@ -384,16 +404,7 @@ static int begin_server(struct start *start, struct ublksrv_ctrl_dev_info *info)
 		start->report = go_to_background();
 	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
 	r = open_control(start->control);
-	if (r == 0)
-		r = ublk_examine(start->control, (uint32_t)start->options->server.id, info);
-	if (r)
-		return r;
-	if (info->flags & UBLK_F_USER_RECOVERY)
-		return 0;
-	warnx("ublk%u: was added with --recovery=none, so that it ends with its server; "
-	      "delete it",
-		info->dev_id);
-	return EXIT_USAGE;
+	return r ? r : examine_survivor(start->control, (uint32_t)start->options->server.id, info);
 }
 
 static int recover(const struct ublk_options *o)
@@ -413,7 +424,7 @@ static int recover(const struct ublk_options *o)
 			return EXIT_USAGE;
 		}
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
-		r = ublk_examine(&c, info.dev_id, &info);
+		r = examine_survivor(&c, info.dev_id, &info);
 		if (r)
 			return r;
 	}
@@ -461,7 +472,7 @@ static int find_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *inf
 			return EXIT_USAGE;
 		}
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
-		r = ublk_examine(c, info->dev_id, info);
+		r = examine_survivor(c, info->dev_id, info);
 		if (r)
 			return r;
 	}

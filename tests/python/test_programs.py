@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from loops import LIMIT
+from ublk_unit import UNIT, unit_command
 from userblk.harness.machine import paths
 
 assert paths.CHECKOUT is not None
@@ -113,10 +114,64 @@ def test_ublk_loads_the_libraries_of_s3_with_it() -> None:
 
 def test_no_limit_ends_the_stop_of_the_unit_early() -> None:
     """systemd applies one of a job to stops, too, and then takes the network from a disk that is being written back."""
-    unit = (TOP / "ublk/userblk-ublk@.service").read_text()
+    unit = (TOP / UNIT).read_text()
     assert re.findall(r"^Job.*Timeout.*=", unit, re.M) == []
     # A start that goes on until there is a server would keep logins and other mounts waiting without such a limit.
     assert "\nStartLimitIntervalSec=0\n" in unit and "\nRestartMode=" not in unit
+
+
+def _program(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    "state, runs",
+    [
+        ("dead pid=-1 recovery=reissue", ["delete 3", "add --foreground --number=3 null"]),
+        ("dead pid=-1 recovery=none", ["delete 3", "add --foreground --number=3 null"]),
+        ("waiting pid=-1 recovery=reissue: dead", ["recover --foreground 3"]),
+        ("", ["add --foreground --number=3 null"]),
+    ],
+    ids=["dead", "dead without recovery", "waiting", "none"],
+)
+def test_the_unit_starts_with_what_is_there(tmp_path: Path, state: str, runs: list[str]) -> None:
+    """The kernel gives no server to a disk that is dead, whatever it was added with."""
+    (tmp_path / "state").write_text(f"/dev/ublkb3 {state}\n" if state else "")
+    program = _program(
+        tmp_path / "userblk-ublk",
+        f"""cd {tmp_path}
+case $1 in
+info) cat state; test -s state; exit ;;
+delete) : >state ;;
+esac
+echo "$*" >>runs""",
+    )
+    words = unit_command("ExecStart", program)
+    assert words.pop() == "$USERBLK_DISK"
+    subprocess.run([*words, "null"], check=True, timeout=LIMIT)
+    assert (tmp_path / "runs").read_text().splitlines() == runs
+
+
+def test_the_unit_leaves_arrays_alone(tmp_path: Path) -> None:
+    """An array may have its other disks elsewhere, and go on without this one."""
+    holders = tmp_path / "ublkb3/holders"
+    holders.mkdir(parents=True)
+    for name in ("dm-0", "md127"):
+        (holders / name).touch()
+    _program(tmp_path / "blkdeactivate", f'echo "$*" >>{tmp_path}/runs')
+    for name in ("findmnt", "sleep"):
+        _program(tmp_path / name, "exit 1")
+    server = subprocess.Popen(["/bin/sleep", str(LIMIT)])
+    try:
+        words = [word.replace("/sys/block", str(tmp_path)) for word in unit_command("ExecStop", Path("none"))]
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MAINPID": str(server.pid)}
+        subprocess.run(words, env=environment, timeout=LIMIT, check=False)
+    finally:
+        server.kill()
+        server.wait()
+    assert (tmp_path / "runs").read_text() == "-u /dev/dm-0\n"
 
 
 @pytest.mark.parametrize(

@@ -4,33 +4,24 @@
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from guest import LIMIT, MIB, NVME, run
-from guest_ublk import NEEDS_UBLK, UBLK, Add, assert_kept, disks, info, kill
+from guest_ublk import NEEDS_UBLK, UBLK, Add, assert_kept, disks, info, kill, ublk
+from ublk_unit import unit_command
 from waiting import wait_until
-
-UNIT = Path("ublk/userblk-ublk@.service")
 
 pytestmark = NEEDS_UBLK
 
 
-def unit_command(name: str) -> list[str]:
-    """What the unit of disk 3 runs."""
-    (line,) = re.findall(rf"^{name}=(.*)$", UNIT.read_text().replace("\\\n", " "), re.M)
-    line = line.replace("@sbindir@/userblk-ublk", str(UBLK.absolute()))
-    return shlex.split(line.replace("%i", "3").replace("$$", "$"))
-
-
 def unit_words() -> list[str]:
     """What it starts, without the device."""
-    words = unit_command("ExecStart")
+    words = unit_command("ExecStart", UBLK)
     assert words.pop() == "$USERBLK_DISK"
     return words
 
@@ -63,7 +54,7 @@ def test_the_unit_ends_what_is_on_its_disk(
     try:
         if use == "busy volume":
             user = subprocess.Popen(["sleep", "infinity"], cwd=mountpoint)
-        run(["env", f"MAINPID={pid}", *unit_command("ExecStop")], expect=None)
+        run(["env", f"MAINPID={pid}", *unit_command("ExecStop", UBLK)], expect=None)
         assert user or users(disk) == []
         os.kill(pid, signal.SIGTERM)  # as systemd does then
         wait_until("the disk is gone", lambda: disks() == [], LIMIT / 5)
@@ -86,6 +77,11 @@ def test_the_unit_leaves_a_disk_that_lives_alone(add: Add) -> None:
     run([*unit_words(), "passthrough", f"file={NVME}"], expect=2)
     assert info(disk) == before and before["state"] == "live"
     kill(disk)
+    assert_taken_away(disk)
+
+
+def assert_taken_away(disk: str) -> None:
+    """By the unit, which then adds a disk of its own."""
     server = subprocess.Popen(
         [*unit_words(), "passthrough", f"file={NVME}"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
@@ -98,6 +94,32 @@ def test_the_unit_leaves_a_disk_that_lives_alone(add: Add) -> None:
     finally:
         server.kill()
         server.communicate()
+
+
+def test_the_unit_takes_a_dead_disk_away(add: Add) -> None:
+    """Whatever it was added with: no server can be given to it. This one died while it waited for the disk's node."""
+    control = os.stat("/dev/ublk-control").st_rdev
+    empty = """
+mount -t tmpfs dev /dev
+mknod /dev/ublk-control c "$1" "$2"
+shift 2
+exec "$@"
+"""
+    words = ["unshare", "--mount", "sh", "-ec", empty, "sh", str(os.major(control)), str(os.minor(control))]
+    words += [str(UBLK.absolute()), "add", "--foreground", "--number=3", "--recovery=reissue", "null", "size=1M"]
+    server = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    try:
+        wait_until("the disk is added", lambda: disks() != [], LIMIT / 5, process=server)
+    finally:
+        server.kill()
+        server.wait(LIMIT)
+    dead = info("/dev/ublkb3")
+    assert (dead["state"], dead["recovery"]) == ("dead", "reissue")
+    begun = time.monotonic()
+    for command in (["recover", "3"], ["replace", "3", "null", "size=1M"]):
+        assert "ublk3: is dead" in ublk(*command, expect=2)
+    assert time.monotonic() - begun < 10.0
+    assert_taken_away("/dev/ublkb3")
 
 
 def test_the_unit_adds_a_disk_and_recovers_it(add: Add) -> None:
