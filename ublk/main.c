@@ -451,9 +451,9 @@ static int check_replaceable(const struct ublksrv_ctrl_dev_info *info)
 }
 
 /*
- * The server of a disk that lives, in *pidfd; negative: it has ended. Its number is what it told
- * the kernel, which before Linux 6.16 may be that of another process: in a container processes have
- * numbers of their own. An exit code.
+ * The server of a disk that lives, in *pidfd; negative: the disk no longer lives. Its number is
+ * what it told the kernel, which before Linux 6.16 may be that of another process: in a container
+ * processes have numbers of their own. An exit code.
  */
 static int find_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *info, int *pidfd)
 {
@@ -461,13 +461,15 @@ static int find_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *inf
 		int r;
 
 		*pidfd = server_of(info);
-		if (*pidfd >= 0 || *pidfd == -ESRCH || info->state != UBLK_S_DEV_LIVE)
+		if (*pidfd >= 0 || info->state != UBLK_S_DEV_LIVE)
 			return 0;
-		/* One that is just ending has closed its files before. */
-		if (waited >= PATIENCE_MS) {
-			warnx("ublk%u: its server is not known: process %d, as it called itself, "
-			      "is another one here; run this where the server runs, such as in "
-			      "its container",
+		/* One that is just ending has closed its files before; once it has ended, its
+		 * io_uring may still wait for requests. */
+		if (waited >= (*pidfd == -ESRCH ? END_LIMIT * 1000 : PATIENCE_MS)) {
+			warnx("ublk%u: its server is not found: it called itself process %d, and "
+			      "no process of that number has the disk here; if it is just ending, "
+			      "try again, otherwise run this where the server runs, such as in its "
+			      "container",
 				info->dev_id, info->ublksrv_pid);
 			return EXIT_USAGE;
 		}

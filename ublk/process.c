@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -21,27 +22,71 @@ static bool is_device(int directory, const char *name, dev_t device)
 	       S_ISCHR(s.stx_mode) && makedev(s.stx_rdev_major, s.stx_rdev_minor) == device;
 }
 
+/* Has the thread the device open? files: it has anything open. */
+static bool has_open(const char *path, dev_t device, bool *files)
+{
+	DIR *directory = opendir(path);
+	const struct dirent *entry;
+	bool found = false;
+
+	while (directory && !found && (entry = readdir(directory))) {
+		if (entry->d_name[0] == '.')
+			continue;
+		*files = true;
+		found = is_device(dirfd(directory), entry->d_name, device);
+	}
+	if (directory)
+		closedir(directory);
+	return found;
+}
+
+/* Has its first thread ended, while others may not have? */
+static bool is_zombie(pid_t pid)
+{
+	char path[32], text[256];
+	const char *name_end;
+	size_t length;
+	FILE *file;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+	file = fopen(path, "re");
+	if (!file)
+		return false;
+	length = fread(text, 1, sizeof text - 1, file);
+	fclose(file);
+	text[length] = 0;
+	name_end = strrchr(text, ')');
+	return name_end && strncmp(name_end, ") Z", 3) == 0;
+}
+
 int ublk_process_with(pid_t pid, dev_t device)
 {
 	struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
-	const struct dirent *entry;
-	char path[32];
-	DIR *files;
-	int r = -ENXIO;
+	bool files = false, found = false;
+	const struct dirent *thread;
+	char path[320];
+	DIR *threads;
+	int r;
 
 	if (end.fd < 0)
 		return -errno;
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-	files = opendir(path);
-	while (files && r < 0 && (entry = readdir(files)))
-		if (is_device(dirfd(files), entry->d_name, device))
-			r = end.fd;
-	if (files)
-		closedir(files);
+	snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+	threads = opendir(path);
+	/* They share what is open, but one that has ended has nothing. */
+	while (threads && !files && (thread = readdir(threads))) {
+		if (thread->d_name[0] == '.')
+			continue;
+		snprintf(path, sizeof path, "/proc/%d/task/%s/fd", (int)pid, thread->d_name);
+		found = has_open(path, device, &files);
+	}
+	if (threads)
+		closedir(threads);
+	if (found)
+		return end.fd;
 	/* Its parent may not have asked for its end yet. */
-	if (r < 0 && poll(&end, 1, 0) > 0)
-		r = -ESRCH;
-	if (r < 0)
-		close(end.fd);
+	r = poll(&end, 1, 0) > 0 ? -ESRCH : -ENXIO;
+	if (r == -ENXIO && !files && is_zombie(pid))
+		return end.fd;
+	close(end.fd);
 	return r;
 }

@@ -2,10 +2,12 @@
 /* userblk-ublk, as far as it goes without the kernel's driver. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -422,6 +424,60 @@ static void test_a_process_is_known_by_its_device(void **state)
 	assert_int_equal(ublk_process_with(child, full.st_rdev), -ESRCH);
 }
 
+static void *wait_for_the_device_to_go(void *end)
+{
+	char byte;
+
+	/* The first thread is not there to close them. */
+	if (read(*(int *)end, &byte, 1) == 1)
+		close_range(0, ~0u, 0);
+	for (;;)
+		pause();
+	return NULL;
+}
+
+/* When a server is killed, a thread may stay in the kernel with what all had open, or without. */
+static void test_a_process_that_is_dying_is_known(void **state)
+{
+	static int ends[2]; /* for a thread that outlives its parent's stack */
+	struct stat full, zero;
+	int device = open("/dev/full", O_RDWR | O_CLOEXEC), fd;
+	char path[32], text[256] = "";
+	pid_t child;
+
+	(void)state;
+	assert_int_equal(pipe(ends), 0);
+	child = fork();
+	if (child == 0) {
+		pthread_t thread;
+
+		alarm(60); /* if the test fails */
+		pthread_create(&thread, NULL, wait_for_the_device_to_go, &ends[0]);
+		syscall(SYS_exit, 0); /* this thread alone */
+	}
+	close(device);
+	assert_int_equal(stat("/dev/full", &full), 0);
+	assert_int_equal(stat("/dev/zero", &zero), 0);
+	snprintf(path, sizeof path, "/proc/%d/stat", (int)child);
+	while (!strstr(text, ") Z")) {
+		fd = open(path, O_RDONLY);
+		assert_true(read(fd, text, sizeof text - 1) > 0);
+		close(fd);
+	}
+	fd = ublk_process_with(child, full.st_rdev);
+	assert_true(fd >= 0);
+	close(fd);
+	assert_int_equal(ublk_process_with(child, zero.st_rdev), -ENXIO);
+	assert_int_equal(write(ends[1], "", 1), 1);
+	for (fd = -1; fd < 0; usleep(1000))
+		fd = ublk_process_with(child, zero.st_rdev);
+	close(fd);
+	assert_int_equal(kill(child, SIGKILL), 0);
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -440,6 +496,7 @@ int main(void)
 		cmocka_unit_test(test_parameters_are_announced),
 		cmocka_unit_test(test_replacements_must_fit),
 		cmocka_unit_test(test_a_process_is_known_by_its_device),
+		cmocka_unit_test(test_a_process_that_is_dying_is_known),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
