@@ -37,7 +37,8 @@ int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patienc
 /* What such an error means for the disk's last writes if it is removed now. */
 const char *ublk_disk_loss(int error);
 
-/* How many writes and flushes have ended of the disk that a file is or lies on; 0: not known. */
+/* How many writes and flushes have ended of the disk that a file is or lies on; 0: not known, as on
+ * btrfs and NFS, whose device numbers are no disk's. */
 uint64_t ublk_disk_writes_below(int fd);
 
 /* What has claimed the disk or a partition: "dm-0 (vg-volume), md1, swap", cut at size bytes; "":
