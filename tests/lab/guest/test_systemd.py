@@ -199,9 +199,12 @@ def test_a_killed_server_is_started_again(boot: Boot, mountpoint: Path) -> None:
     data = os.urandom(MIB)
     (machine.path(mountpoint) / "file").write_bytes(data)
     before = machine.show(UNIT, "MainPID")
+    mount = machine.inside("systemd-escape", "--path", "--suffix=mount", mountpoint).strip()
+    since = machine.show(mount, "ActiveEnterTimestampMonotonic")
     machine.inside("kill", "-KILL", before)
     machine.inside("sync", "--file-system", mountpoint)  # waits for the next server
     assert machine.show(UNIT, "MainPID") not in (before, "0")
     assert mounted(machine, mountpoint)
+    assert machine.show(mount, "ActiveEnterTimestampMonotonic") == since  # it was not unmounted meanwhile
     machine.power_off()
     assert_unmounted_in_time(data, mountpoint)
