@@ -253,7 +253,7 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	struct fuse_file_info *fi)
 {
 	size_t size = fuse_buf_size(in);
-	int fd = write_fd(inode_of(ino), fi), rwf = session_write_flags(fi);
+	int fd = write_fd(inode_of(ino), fi, offset), rwf = session_write_flags(fi);
 	struct written done = {.error = fd == -1 ? -EPERM : 0};
 
 	caller_keep_setid();

@@ -57,18 +57,22 @@ int data_fd(const struct fuse_file_info *fi)
 /*
  * A file that may only grow by now has perhaps been opened before, and what the cache holds belongs
  * at the offset that the kernel says. So does what is appended with write-back. A write to a place
- * that the user chooses does not.
+ * that the user chooses does not, which has O_APPEND, too, with RWF_NOAPPEND.
  */
-int write_fd(struct inode *inode, const struct fuse_file_info *fi)
+int write_fd(struct inode *inode, const struct fuse_file_info *fi, off_t offset)
 {
-	int plain_fd = -1;
+	/* It stays open while fi, which is one of the writers, does. */
+	int plain_fd = atomic_load(&inode->plain_fd) - 1;
+	struct stat st;
 
 	if (!only_appends(fi))
 		return data_fd(fi);
-	/* It stays open while fi, which is one of the writers, does. */
-	if (fi->writepage || (session.writeback && (fi->flags & O_APPEND)))
-		plain_fd = atomic_load(&inode->plain_fd) - 1;
-	return plain_fd != -1 || fi->writepage ? plain_fd : data_fd(fi);
+	if (fi->writepage)
+		return plain_fd;
+	if (plain_fd != -1 && session.writeback && (fi->flags & O_APPEND) &&
+		fstat(plain_fd, &st) == 0 && offset >= st.st_size)
+		return plain_fd;
+	return data_fd(fi);
 }
 
 /*
@@ -161,14 +165,16 @@ static int open_direct(int fd, struct fuse_file_info *fi, int *direct_fd)
  * Asks the kernel to do the I/O of the file fd itself. It does so with the
  * credentials of this thread for any writer, so without the right to keep
  * set-id bits. A file that has them now goes through the daemon, which knows
- * the writer. Returns the kernel's number for it, or 0.
+ * the writer. So does one that may only grow: as of Linux 6.18, the kernel
+ * maps it as any other. Returns the kernel's number for it, or 0.
  */
 static int32_t pass_through(fuse_req_t req, int fd)
 {
-	struct stat st;
+	struct statx stx;
 	int32_t id;
 
-	if (fstat(fd, &st) == -1 || (st.st_mode & (S_ISUID | S_ISGID)))
+	if (statx(fd, "", AT_EMPTY_PATH, STATX_MODE, &stx) == -1 ||
+		(stx.stx_mode & (S_ISUID | S_ISGID)) || (stx.stx_attributes & STATX_ATTR_APPEND))
 		return 0;
 	caller_lose_setid();
 	id = fuse_passthrough_open(req, fd);
@@ -304,6 +310,23 @@ static void finish_open(
 #endif
 }
 
+/*
+ * Whether stores to a mapping made by fi could replace what a file that may only grow holds: they
+ * would go where a program writes that has opened it before. The kernel does not ask about
+ * mappings.
+ */
+static bool could_store(struct inode *inode, const struct fuse_file_info *fi)
+{
+	bool passed;
+
+	if (!only_appends(fi) || (fi->flags & O_ACCMODE) != O_RDWR)
+		return false;
+	inode_lock(inode);
+	passed = inode->backing_id != 0;
+	inode_unlock(inode);
+	return passed || (fs.direct_mmap && atomic_load(&inode->plain_fd) != 0);
+}
+
 static void undo_open(struct inode *inode, const struct fuse_file_info *fi)
 {
 #if HAVE_PASSTHROUGH
@@ -326,7 +349,7 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 	inode_put(inode);
 	if (fd < 0)
 		return fd;
-	result = open_direct(fd, fi, &direct_fd);
+	result = could_store(inode, fi) ? -EBUSY : open_direct(fd, fi, &direct_fd);
 	if (result < 0) {
 		close(fd);
 		return result;

@@ -124,7 +124,7 @@ int data_fd(const struct fuse_file_info *fi);
 bool only_appends(const struct fuse_file_info *fi);
 
 /* The one to write by, for the write fi to inode. -1: none could put it where it belongs. */
-int write_fd(struct inode *inode, const struct fuse_file_info *fi);
+int write_fd(struct inode *inode, const struct fuse_file_info *fi, off_t offset);
 
 /* Whether a write goes to the end of the file, wherever that is by now, and not to its offset. */
 bool appends(const struct fuse_file_info *fi);

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,7 @@ from waiting import stop, wait_until
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
+RWF_NOAPPEND = 0x20
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * MIB + 17])
@@ -270,23 +271,48 @@ def test_written_data_of_a_file_that_can_only_grow_by_now(fuse: Mount) -> None:
         checked(["chattr", "-a", str(fuse.source / "log")])
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if "passthrough" not in mode])
-def test_mapping_of_a_file_that_can_only_grow(mode: str, fuse_start: FuseStart) -> None:
+def store(path: Path) -> None:
+    """Writes X to the beginning of a file, through a mapping."""
+    with path.open("a+b", buffering=0) as file, mmap.mmap(file.fileno(), 6) as mapped:
+        mapped[0:1] = b"X"
+        mapped.flush()
+
+
+def test_mapping_of_a_file_that_can_only_grow(fuse: Mount) -> None:
     """What is stored there is nowhere in the source, and an error tells."""
-    if reason := lacking_for_mode(mode):
-        pytest.skip(reason)
-    mount = fuse_start(*MODES[mode])
-    (mount.source / "log").write_bytes(b"first ")
-    checked(["chattr", "+a", str(mount.source / "log")])
+    (fuse.source / "log").write_bytes(b"first ")
+    checked(["chattr", "+a", str(fuse.source / "log")])
     try:
-        with (mount.point / "log").open("a+b", buffering=0) as file, pytest.raises(OSError) as caught:
-            with mmap.mmap(file.fileno(), 6) as mapped:
-                mapped[0:1] = b"X"
-                mapped.flush()
-        assert caught.value.errno in (errno.EPERM, errno.EIO, errno.ENODEV)  # ENODEV: libfuse before 3.17
-        assert (mount.source / "log").read_bytes() == b"first "
+        with pytest.raises(OSError) as caught:
+            store(fuse.point / "log")
+        # ENODEV: libfuse before 3.17
+        assert caught.value.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.ENODEV)
+        assert (fuse.source / "log").read_bytes() == b"first "
     finally:
-        checked(["chattr", "-a", str(mount.source / "log")])
+        checked(["chattr", "-a", str(fuse.source / "log")])
+
+
+@pytest.mark.parametrize("before", [os.O_RDWR, os.O_WRONLY, os.O_RDONLY])
+def test_a_file_that_can_only_grow_by_now_keeps_its_beginning(before: int, fuse: Mount) -> None:
+    """Others cannot write there through what a program has opened before chattr(1) +a."""
+    (fuse.source / "log").write_bytes(b"first ")
+    path, descriptors = fuse.point / "log", list[int]()
+    try:
+        descriptors.append(os.open(path, before))
+        checked(["chattr", "+a", str(path)])
+        with pytest.raises(OSError):
+            store(path)
+        descriptors.append(os.open(path, os.O_WRONLY | os.O_APPEND))
+        with suppress(OSError):  # EOPNOTSUPP: Linux before 6.9
+            os.pwritev(descriptors[-1], [b"second "], 0, RWF_NOAPPEND)
+        fcntl.fcntl(descriptors[-1], fcntl.F_SETFL, os.O_WRONLY)
+        os.pwrite(descriptors[-1], b"third ", 0)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        found = (fuse.source / "log").read_bytes()
+        checked(["chattr", "-a", str(fuse.source / "log")])
+    assert found in (b"first second third ", b"first third ")
 
 
 def test_mapped_and_written_data_agree(fuse: Mount) -> None:
