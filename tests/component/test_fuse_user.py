@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,12 +21,17 @@ GROUP = 4321
 FILES = {
     "own": (0o644, NOBODY, NOBODY),
     "program": (0o6755, NOBODY, NOBODY),
+    "capable": (0o755, NOBODY, NOBODY),
     "write-only": (0o200, NOBODY, NOBODY),
     "of-others": (0o666, 0, 0),
     "of-the-group": (0o664, 0, GROUP),
     "program-of-others": (0o4777, 0, 0),
+    "capable-of-others": (0o777, 0, 0),
 }
 DIRECTORIES = {"open": 0o755, "no-names": 0o311, "names-only": 0o444}
+CAPABLE = ("capable", "capable-of-others")  # before each command
+# CAP_NET_RAW, permitted and effective
+CAPABILITY = struct.pack("<5I", 0x0200_0001, 1 << 13, 0, 0, 0)
 COMMANDS = (
     *(f"{command} {name}" for name in FILES for command in ("truncate --size=2", "touch", "touch --date=@1")),
     *(
@@ -69,7 +75,7 @@ def fill(top: Path) -> None:
 
 def answer(command: str, top: Path) -> str:
     """What a command prints in a directory, and what the files look like after it."""
-    script = f'cd "$1"; ({command}) 2>&1; stat --format="%n %A %s %u %g" *'
+    script = f'cd "$1"; ({command}) 2>&1; stat --format="%n %A %s %u %g" *; getcap *'
     return as_user(NOBODY, "sh", "-c", script, "sh", str(top), groups=str(GROUP)).stdout
 
 
@@ -171,8 +177,8 @@ def test_root_of_a_user_namespace_with_other_users(mode: str, fuse_source: Path)
 
 @pytest.mark.parametrize("mode", ["default", "no-writeback"])
 def test_a_user_mounts_a_directory(mode: str, fuse_source: Path) -> None:
-    if shutil.which("fusermount3") is None or shutil.which("setfacl") is None:
-        pytest.skip("fuse3 or acl is not installed")
+    if shutil.which("fusermount3") is None or shutil.which("setfacl") is None or shutil.which("getcap") is None:
+        pytest.skip("fuse3, acl or libcap2-bin is not installed")
     native, point = fuse_source.with_name("native"), fuse_source.with_name("mount")
     native.mkdir()
     for top in (native, fuse_source):
@@ -184,6 +190,9 @@ def test_a_user_mounts_a_directory(mode: str, fuse_source: Path) -> None:
     try:
         assert mount.status["ownership"] == "daemon"
         for command in COMMANDS:
+            for top in (native, fuse_source):
+                for name in CAPABLE:
+                    os.setxattr(top / name, "security.capability", CAPABILITY)
             assert (command, answer(command, point)) == (command, answer(command, native))
         mount.unmount()
     finally:
