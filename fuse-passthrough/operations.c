@@ -379,14 +379,17 @@ static int set_size(int fd, bool open_file, off_t size)
 static int set_mode(fuse_req_t req, int fd, mode_t mode)
 {
 	struct stat st;
+	mode_t changed;
 
 	if (chmod(fd_path(fd).path, mode & ALLPERMS) == 0)
 		return 0;
 	if (errno != EPERM || fs.killpriv_v2 || !is_kernels_own(req, fd))
 		return -errno;
-	/* Set-id bits, which the source takes away with what is written. */
-	return fstat(fd, &st) == 0 && ((st.st_mode ^ mode) & (ACCESSPERMS | S_ISVTX)) == 0 ? 0
-											   : -EPERM;
+	if (fstat(fd, &st) == -1)
+		return -EPERM;
+	/* The kernel only takes set-id bits away, and so does the source with what is written. */
+	changed = (st.st_mode ^ mode) & ALLPERMS;
+	return changed & (mode | ACCESSPERMS | S_ISVTX) ? -EPERM : 0;
 }
 
 /*

@@ -119,7 +119,7 @@ COMMANDS_OF_SOME = (
         f"mv {name} moved; dd if=/proc/version of=moved bs=9 count=1 conv=notrunc,fsync status=none; mv moved {name}"
         for name in FILES_OF_SOME
     ),
-    *(f"chmod 4711 {name}; chmod 640 {name}" for name in FILES_OF_SOME),
+    *(f"chmod u+s {name}; chmod 4711 {name}; chmod 640 {name}" for name in FILES_OF_SOME),
     *(f"touch --date=@1 {name}; stat --format=%Y {name} | grep --line-regexp 1" for name in FILES_OF_SOME),
 )
 
