@@ -505,12 +505,13 @@ void inode_forget(struct inode *inode, uint64_t count)
 static struct inode *hold_victim(int dir_fd, const char *name)
 {
 	struct inode *inode = NULL, **at;
+	/* What is mounted on name is not asked: it may be this file system, or an autofs. */
+	const int flags = AT_SYMLINK_NOFOLLOW | AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT;
 	struct stripe *stripe;
 	struct statx stx;
 	dev_t dev;
 
-	/* What is mounted on name is not asked: it may be this file system. */
-	if (statx(dir_fd, name, AT_SYMLINK_NOFOLLOW | AT_STATX_DONT_SYNC, STATX_INO, &stx) == -1)
+	if (statx(dir_fd, name, flags, STATX_INO, &stx) == -1)
 		return NULL;
 	dev = makedev(stx.stx_dev_major, stx.stx_dev_minor);
 	stripe = stripe_of(dev, stx.stx_ino);

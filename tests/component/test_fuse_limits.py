@@ -427,6 +427,43 @@ def test_removal_of_a_mount_point_asks_nobody(fuse_source: Path, fuse_start: Fus
         other.kill()
 
 
+def test_removal_of_a_mount_point_mounts_nothing(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """There may be an autofs, which mounts what is wanted. Here it has nobody to ask, and gives up when it wants to."""
+    (fuse_source / "crowd").mkdir()
+    fill(fuse_source / "crowd")
+    (fuse_source / "directory").mkdir()
+    mount = fuse_start(wrapper=FEW_FILES)
+    assert (mount.point / "directory").is_dir()
+    for entry in os.scandir(mount.point / "crowd"):  # from now on, a removal looks for what is removed
+        entry.stat()
+    reading, asking = os.pipe()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as owner, ExitStack() as stack:
+        stack.callback(os.close, asking)
+        # Its process group alone would see an empty directory.
+        options = f"fd={asking},pgrp={owner.pid},minproto=5,maxproto=5,direct"
+        argv = [
+            "mount",
+            "--internal-only",
+            "-t",
+            "autofs",
+            "-o",
+            options,
+            "userblk-test",
+            str(fuse_source / "directory"),
+        ]
+        mounted = subprocess.run(argv, pass_fds=[asking], capture_output=True, text=True)
+        os.close(reading)
+        if "unknown filesystem type" in mounted.stderr:
+            pytest.skip("kernel: no autofs")
+        assert mounted.returncode == 0, mounted.stderr
+        stack.callback(unmount, fuse_source / "directory")
+        with pytest.raises(OSError) as caught:
+            (mount.point / "directory").rmdir()
+        assert caught.value.errno == errno.EBUSY
+        left = checked(["findmnt", "--noheadings", "--output", "OPTIONS", "--types", "autofs"])
+        assert f"fd={asking},pgrp={owner.pid}," in left  # fd=-1: it has given up
+
+
 def test_mounting_below_the_source(fuse_source: Path) -> None:
     """The file system must not wait for itself."""
     point = fuse_source / "mount"
