@@ -125,14 +125,16 @@ COMMANDS_OF_SOME = (
 
 
 @contextmanager
-def namespace_of_some() -> Iterator[tuple[str, ...]]:
-    """What a command begins with to run as root of a user namespace that has other users, but not all."""
+def namespace_of(users: str) -> Iterator[tuple[str, ...]]:
+    """What a command begins with to run as root of a user namespace that has these users and groups."""
+    if run(["unshare", "--user", "--mount", "true"]).returncode != 0:
+        pytest.skip("kernel: no user namespaces")
     with subprocess.Popen(["unshare", "--user", "--mount", "cat"], stdin=subprocess.PIPE) as holder:
         try:
             own, place = os.readlink("/proc/self/ns/mnt"), Path(f"/proc/{holder.pid}")
             wait_until("it is in its namespaces", lambda: os.readlink(place / "ns/mnt") != own)
             for name in ("uid_map", "gid_map"):
-                (place / name).write_text(f"0 {RANGE} 65536")
+                (place / name).write_text(users)
             yield ("nsenter", f"--target={holder.pid}", "--user", "--mount", "--setuid=0", "--setgid=0")
         finally:
             assert holder.stdin is not None
@@ -142,8 +144,6 @@ def namespace_of_some() -> Iterator[tuple[str, ...]]:
 @pytest.mark.parametrize("mode", ["default", "no-writeback"])
 def test_root_of_a_user_namespace_with_other_users(mode: str, fuse_source: Path) -> None:
     """It has no rights over the files of users that are not in the namespace, and others for what they may do."""
-    if run(["unshare", "--user", "--mount", "true"]).returncode != 0:
-        pytest.skip("kernel: no user namespaces")
     native, point = fuse_source.with_name("native"), fuse_source.with_name("mount")
     native.mkdir()
     for top in (native, fuse_source):
@@ -168,11 +168,26 @@ def test_root_of_a_user_namespace_with_other_users(mode: str, fuse_source: Path)
     variables |= {"PROGRAM": str(PROGRAM), "OPTIONS": " ".join(MODES[mode])}
     Path(f"{point}.status").touch()
     Path(f"{point}.status").chmod(0o666)
-    with device_open_to(RANGE), namespace_of_some() as namespace:
+    with device_open_to(RANGE), namespace_of(f"0 {RANGE} 65536") as namespace:
         argv = ["env", *(f"{name}={value}" for name, value in variables.items()), "sh", "-c", looks, "sh"]
         result = run([*namespace, *argv, *COMMANDS_OF_SOME])
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     assert parse_status(Path(f"{point}.status").read_text())["ownership"] == "caller"
+
+
+@pytest.mark.parametrize(("option", "granted"), [("--passthrough=auto", "off"), ("--passthrough", "refused")])
+def test_root_of_a_user_namespace_with_all_users(option: str, granted: str, fuse_source: Path) -> None:
+    """The kernel passes nothing through for it either."""
+    if LIBFUSE < (3, 17):
+        pytest.skip("libfuse: kernel passthrough needs 3.17")
+    point = fuse_source.with_name("mount")
+    script = '"$0" "$@" && echo text >"$POINT/file" && cat "$POINT/file" && umount "$POINT"'
+    argv = ["env", f"POINT={point}", "sh", "-c", script, str(PROGRAM), option, str(fuse_source), str(point)]
+    with namespace_of("0 0 4294967295") as namespace:
+        result = run([*namespace, *argv])
+    status, _, answer = result.stdout.partition("\n")
+    assert (result.stderr, answer) == ("", "text\n")
+    assert parse_status(status)["passthrough"] == granted
 
 
 @pytest.mark.parametrize("mode", ["default", "no-writeback"])
