@@ -47,11 +47,12 @@ static bool is_whole(const char *path)
 {
 	unsigned first = 1, below = 0, count = 0;
 	FILE *map = fopen(path, "re");
-	bool whole =
-		map && fscanf(map, "%u %u %u", &first, &below, &count) == 3 && count == UINT32_MAX;
+	bool whole;
 
-	if (map)
-		fclose(map);
+	if (!map)
+		return errno == ENOENT; /* a kernel without user namespaces */
+	whole = fscanf(map, "%u %u %u", &first, &below, &count) == 3 && count == UINT32_MAX;
+	fclose(map);
 	return whole;
 }
 

@@ -179,6 +179,17 @@ def test_change_by_another_user_clears_privileges(change: str, capabilities: boo
             assert checked(["getcap", str(top / "program")]) == ""
 
 
+def test_change_clears_privileges_without_user_namespaces(fuse_start: FuseStart) -> None:
+    """A kernel without them has no maps of users, but root is root."""
+    path = (
+        fuse_start(wrapper=traced("openat", "error=ENOENT", "/proc/self/uid_map", "/proc/self/gid_map")).point / "file"
+    )
+    path.write_text("text")
+    path.chmod(0o6777)
+    assert as_user(NOBODY, "sh", "-c", "printf x >>$0", str(path)).stderr == ""
+    assert mode(path) == 0o777
+
+
 @pytest.mark.parametrize("flags", ["", "oflag=direct"])
 def test_a_changed_program_runs_as_its_user(flags: str, fuse: Mount) -> None:
     """The kernel must not go by the mode that it knew before."""

@@ -225,10 +225,11 @@ def start(
     return mount
 
 
-def traced(call: str, injection: str) -> tuple[str, ...]:
-    """Before a program: what strace(1) does to its system calls of that name."""
+def traced(call: str, injection: str, *paths: str) -> tuple[str, ...]:
+    """Before a program: what strace(1) does to its system calls of that name, or to those with one of the paths."""
     strace = ("env", "ASAN_OPTIONS=detect_leaks=0", "strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null")
-    return (*strace, "-e", f"trace={call}", "-e", f"inject={call}:{injection}")
+    where = [f"--trace-path={path}" for path in paths] + ["--quiet=attach,path-resolution"] * bool(paths)
+    return (*strace, *where, "-e", f"trace={call}", "-e", f"inject={call}:{injection}")
 
 
 def threads_that_wait(pid: int) -> int:
