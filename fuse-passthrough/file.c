@@ -394,20 +394,18 @@ static int lookup_open(int fd, fuse_ino_t parent, const char *name, struct fuse_
 	return result;
 }
 
-/* Fills entry and fi for fd, a new file; fd is closed on an error. name: as in lookup_open(). */
+/* Fills entry and fi for fd, a new file; an error leaves it open. name: as in lookup_open(). */
 static int adopt(fuse_req_t req, int fd, fuse_ino_t parent, const char *name,
 	struct fuse_file_info *fi, struct fuse_entry_param *entry)
 {
 	int direct_fd = -1, result;
 
 	result = open_direct(fd, fi, &direct_fd);
-	if (result < 0) {
-		close(fd);
+	if (result < 0)
 		return result;
-	}
 	result = lookup_open(fd, parent, name, entry);
 	if (result < 0) {
-		close_files(fd, direct_fd);
+		close_files(-1, direct_fd);
 		return result;
 	}
 	finish_open(req, inode_of(entry->ino), fi, fd, direct_fd);
@@ -461,16 +459,19 @@ void fs_create(
 	struct fuse_entry_param entry;
 	int fd = create_file(req, parent, name, mode, fi->flags);
 	int result = fd < 0 ? fd : adopt(req, fd, parent, name, fi, &entry);
+	bool in_vain = fd >= 0 && result < 0;
 
 	/*
 	 * It is there, while the kernel remembers that there is none: somebody has made it since,
 	 * or it was made here and could not be opened as asked for. The kernel looks again, and
 	 * opens it like any other file: for who may, and if it is one.
 	 */
-	if (!(fi->flags & O_EXCL) && (result == -EEXIST || (fd >= 0 && result < 0)))
+	if (!(fi->flags & O_EXCL) && (result == -EEXIST || in_vain))
 		result = -ESTALE;
-	else if (fd >= 0 && result < 0)
-		take_back(inode_of(parent), name, 0);
+	else if (in_vain)
+		take_back(inode_of(parent), name, 0, fd);
+	if (in_vain)
+		close(fd);
 	reply_create(req, result, &entry, fi);
 }
 
@@ -478,10 +479,11 @@ void fs_create(
 void fs_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file_info *fi)
 {
 	struct fuse_entry_param entry;
-	int result = create_file(req, parent, NULL, mode, fi->flags);
+	int fd = create_file(req, parent, NULL, mode, fi->flags);
+	int result = fd < 0 ? fd : adopt(req, fd, parent, NULL, fi, &entry);
 
-	if (result >= 0)
-		result = adopt(req, result, parent, NULL, fi, &entry);
+	if (fd >= 0 && result < 0)
+		close(fd);
 	reply_create(req, result, &entry, fi);
 }
 #endif

@@ -501,22 +501,31 @@ void inode_forget(struct inode *inode, uint64_t count)
 	inode_free(inode);
 }
 
+bool inode_identify(int dir_fd, const char *name, dev_t *dev, ino_t *ino)
+{
+	const int flags = AT_SYMLINK_NOFOLLOW | AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT;
+	struct statx stx;
+
+	if (statx(dir_fd, name, flags, STATX_INO, &stx) == -1)
+		return false;
+	*dev = makedev(stx.stx_dev_major, stx.stx_dev_minor);
+	*ino = stx.stx_ino;
+	return true;
+}
+
 /* The known inode of name, with its descriptor, one more lookup and one more user; or NULL. */
 static struct inode *hold_victim(int dir_fd, const char *name)
 {
 	struct inode *inode = NULL, **at;
-	/* What is mounted on name is not asked: it may be this file system, or an autofs. */
-	const int flags = AT_SYMLINK_NOFOLLOW | AT_STATX_DONT_SYNC | AT_NO_AUTOMOUNT;
 	struct stripe *stripe;
-	struct statx stx;
 	dev_t dev;
+	ino_t ino;
 
-	if (statx(dir_fd, name, flags, STATX_INO, &stx) == -1)
+	if (!inode_identify(dir_fd, name, &dev, &ino))
 		return NULL;
-	dev = makedev(stx.stx_dev_major, stx.stx_dev_minor);
-	stripe = stripe_of(dev, stx.stx_ino);
+	stripe = stripe_of(dev, ino);
 	pthread_mutex_lock(&stripe->lock);
-	at = find(stripe, dev, stx.stx_ino);
+	at = find(stripe, dev, ino);
 	if (at) {
 		inode = *at;
 		inode->lookups++;

@@ -81,6 +81,12 @@ void inode_put(struct inode *inode);
  */
 int inode_learn(int fd, const struct stat *st, struct inode **result);
 
+/*
+ * Device and inode number of name below dir_fd; false: there is none. What is mounted on it is not
+ * asked: it may be this file system, or an autofs.
+ */
+bool inode_identify(int dir_fd, const char *name, dev_t *dev, ino_t *ino);
+
 /* Takes count lookups back; the inode is gone when none is left. */
 void inode_forget(struct inode *inode, uint64_t count);
 

@@ -171,13 +171,18 @@ int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param 
 	return result;
 }
 
-void take_back(struct inode *parent, const char *name, int flags)
+void take_back(struct inode *parent, const char *name, int flags, int fd)
 {
 	int dir = inode_get(parent);
+	struct stat st;
+	dev_t dev;
+	ino_t ino;
 
 	if (dir < 0)
 		return;
-	unlinkat(dir, name, flags);
+	if (fd == -1 || (fstat(fd, &st) == 0 && inode_identify(dir, name, &dev, &ino) &&
+				dev == st.st_dev && ino == st.st_ino))
+		unlinkat(dir, name, flags);
 	inode_put(parent);
 }
 
@@ -190,8 +195,9 @@ static int lookup_made(
 {
 	if (result == 0) {
 		result = lookup_name(inode_of(parent), name, entry);
-		if (result < 0)
-			take_back(inode_of(parent), name, flags);
+		/* It has gone: somebody else may have the name by now. */
+		if (result < 0 && result != -ENOENT)
+			take_back(inode_of(parent), name, flags, -1);
 	}
 	return result;
 }

@@ -91,9 +91,10 @@ int lookup_fd(int fd, struct fuse_entry_param *entry);
 
 /*
  * Removes name below parent again, by unlinkat(2) with flags: it was made, but cannot be answered,
- * and the kernel goes on to remember that there is none.
+ * and the kernel goes on to remember that there is none. Not if it is another file than fd by now,
+ * unless fd is -1: there is none to compare it with.
  */
-void take_back(struct inode *parent, const char *name, int flags);
+void take_back(struct inode *parent, const char *name, int flags, int fd);
 
 /* Clears the set-id bits of fd that a write by the sender of req, who is not privileged, takes
  * away. */

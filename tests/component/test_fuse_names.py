@@ -8,6 +8,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -210,16 +211,40 @@ MAKERS: dict[str, Callable[[Path], object]] = {
 }
 
 
+ONE_THREAD = ["--max-threads=1"] if LIBFUSE >= (3, 12) else []
+
+
+@pytest.mark.parametrize(("error", "stays"), [("ENFILE", False), ("ENOENT", True)])
 @pytest.mark.parametrize("maker", MAKERS)
-def test_what_was_made_in_vain_is_not_there(maker: str, fuse_start: FuseStart) -> None:
-    """The kernel goes on to remember that there is no such name. Here there is no descriptor for any new file."""
-    wrapper = traced("openat2", "error=ENFILE:when=3+")  # the first: of the file; the second: of the new name before it
-    mount = fuse_start(*(["--max-threads=1"] if LIBFUSE >= (3, 12) else []), wrapper=wrapper)
+def test_what_was_made_in_vain_is_not_there(maker: str, error: str, stays: bool, fuse_start: FuseStart) -> None:
+    """
+    The kernel goes on to remember that there is no such name. Here there is no descriptor for any new file; or the
+    name has gone, and what has it now is of somebody else.
+    """
+    wrapper = traced("openat2", f"error={error}:when=3+")  # the first: of the file; the second: of the name before it
+    mount = fuse_start(*ONE_THREAD, wrapper=wrapper)
     (mount.source / "file").touch()
     assert (mount.point / "file").exists()
-    with pytest.raises(OSError, match="Too many open files in system"):
+    with pytest.raises(OSError) as caught:
         MAKERS[maker](mount.point / "new")
-    assert os.listdir(mount.source) == ["file"]
+    assert caught.value.errno == getattr(errno, error)
+    assert sorted(os.listdir(mount.source)) == ["file", "new"][: 1 + stays]
+
+
+def test_a_file_that_has_taken_the_name_stays(fuse_start: FuseStart) -> None:
+    """A new file that could not be opened, which takes a while here, is not there, but another one is by then."""
+    # The thread opens: the directory, to find out about it; the new file; and that once more, for direct I/O.
+    mount = fuse_start(*ONE_THREAD, wrapper=traced("openat", "error=EINVAL:delay_exit=2000000:when=3"))
+    (mount.source / "other").write_text("other")
+    with ThreadPoolExecutor() as pool:
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_DIRECT
+        opening = pool.submit(os.open, mount.point / "new", flags)
+        wait_until("it is made", (mount.source / "new").exists)
+        (mount.source / "other").rename(mount.source / "new")
+        with pytest.raises(OSError) as caught:
+            opening.result()
+    assert caught.value.errno == errno.EINVAL
+    assert (mount.source / "new").read_text() == "other"
 
 
 def test_fsync_of_a_directory(fuse: Mount) -> None:
