@@ -7,7 +7,8 @@ Runs a command in a User-Mode Linux, as lab/run does in its guest: for long test
 
 DIR has the source of Linux 7.0 or newer (in Debian: linux-source-7.3). It is built in build/uml first: six minutes.
 The kernel is a process of this machine, on one CPU. What programs compute takes as long as on the machine itself, fork
-and exec a tenth of what emulated CPUs take for them, and a system call five times as long (5 us).
+and exec a tenth of what emulated CPUs take for them, and a system call five times as long (5 us). Other programs on its
+CPU slow it down many times, because each system call waits for a turn: `chrt --rr 1` before it keeps the CPU free.
 
 Its root is that of this machine, but what is written there vanishes; /userblk is the checkout, read-only; /results and
 /extra are the directories of --share and --extra. LAB_NVME is a disk in memory with a volatile cache. The programs are
