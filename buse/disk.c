@@ -26,7 +26,12 @@
 #define PATIENCE_MS 30000
 #define STEP_MS	    5
 
-static uint32_t flags_of(const struct backend_info *info)
+/*
+ * With a timeout, the kernel writes zeroes itself: requests to do so have up to 4 GiB, many are
+ * sent at once, and the time of each begins then. A device that takes long for them would lose the
+ * disk.
+ */
+static uint32_t flags_of(const struct backend_info *info, unsigned timeout)
 {
 	return NBD_FLAG_HAS_FLAGS | (info->readonly ? NBD_FLAG_READ_ONLY : 0u) |
 	       /* Without it nobody would ever send a flush. */
@@ -34,7 +39,7 @@ static uint32_t flags_of(const struct backend_info *info)
 	       (info->can_fua ? NBD_FLAG_SEND_FUA : 0u) |
 	       (info->rotational ? FLAG_ROTATIONAL : 0u) |
 	       (info->can_trim ? NBD_FLAG_SEND_TRIM : 0u) |
-	       (info->can_zero ? FLAG_WRITE_ZEROES : 0u);
+	       (info->can_zero && !timeout ? FLAG_WRITE_ZEROES : 0u);
 }
 
 /* A number of the disk's in sysfs; 0 also if there is none. */
@@ -116,7 +121,7 @@ static int set_up(struct disk *d, uint32_t block, const struct backend_info *inf
 	d->size = info->size / block * block;
 	if (ioctl(d->node, NBD_SET_BLKSIZE, (unsigned long)block) < 0 ||
 		ioctl(d->node, NBD_SET_SIZE_BLOCKS, (unsigned long)(d->size / block)) < 0 ||
-		ioctl(d->node, NBD_SET_FLAGS, (unsigned long)flags_of(info)) < 0 ||
+		ioctl(d->node, NBD_SET_FLAGS, (unsigned long)flags_of(info, d->timeout)) < 0 ||
 		ioctl(d->node, NBD_SET_TIMEOUT, (unsigned long)d->timeout) < 0)
 		return -errno;
 	return 0;
@@ -198,6 +203,12 @@ int disk_attach(struct disk *d, const char *path, unsigned timeout, const struct
 			"the device's blocks have %" PRIu32
 			" bytes; the nbd driver takes at most 4096: use direct=off",
 			block);
+		return -EINVAL;
+	}
+	if (info->size < block) {
+		backend_error(host,
+			"the device has %" PRIu64 " bytes; a disk needs a block of %" PRIu32,
+			info->size, block);
 		return -EINVAL;
 	}
 	if (path)

@@ -136,12 +136,15 @@ static void block_signals(sigset_t *set)
 static int wait_for_end(const struct disk *disk, const sigset_t *set)
 {
 	int code = 0, number;
+	bool asked = false;
 
 	while (!disk->ended) {
 		int r;
 
-		if (sigwait(set, &number) != 0 || number == SIGUSR1)
+		/* A disk that is being disconnected answers no flush: it would fail, or hang. */
+		if (sigwait(set, &number) != 0 || number == SIGUSR1 || asked)
 			continue;
+		asked = true;
 		r = disk_sync(disk);
 		if (r < 0) {
 			warnx("%s: the last writes are lost: %s", disk->path, strerror(-r));

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from guest import BUILD, LIMIT, MIB, run
+from guest import BUILD, LIMIT, MIB, run, start_verify
 from waiting import wait_until
 
 BUSE = Path(BUILD, "buse/userblk-buse")
@@ -89,6 +89,32 @@ def test_a_signal_writes_back_and_removes_the_disk(start: Start, number: int) ->
     await_gone(disk)
     with open(NVME, "rb") as stream:
         assert stream.read(MIB) == text
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_signals_of_one_cause_write_back_once(start: Start, busy: bool) -> None:
+    """systemd sends two at the end of a login. After the first, the disk answers no flush."""
+    server, disk = start("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=64M") if busy else None
+    server.send_signal(signal.SIGTERM)
+    server.send_signal(signal.SIGHUP)
+    code, errors = ended(server)
+    assert code == 0 and "lost" not in errors, errors
+    await_gone(disk)
+    if load:
+        load.wait(LIMIT)
+
+
+def test_a_timeout_and_zeroes_do_not_go_together(start: Start) -> None:
+    _, disk = start("--timeout=60", "null", f"size={MIB}")
+    assert queue(disk, "write_zeroes_max_bytes") == "0"
+
+
+def test_a_device_of_less_than_a_block_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(300))
+    text = run([BUSE, "passthrough", f"file={file}", "direct=off"], expect=2)
+    assert "300 bytes; a disk needs a block of 512" in text
 
 
 def test_an_ignored_hang_up_leaves_the_disk_alone(start: Start) -> None:
