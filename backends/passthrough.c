@@ -248,7 +248,7 @@ static int sync_data(struct passthrough *p)
 	if (r)
 		return r;
 	lock_for_reading(p);
-	is_cached = p->is_cached;
+	is_cached = p->is_cached || !p->is_device;
 	/* No data wait to be written back, and the disk itself answers each flush. */
 	if (!is_cached)
 		r = sync_locked(p);
@@ -259,7 +259,11 @@ static int sync_data(struct passthrough *p)
 	return atomic_load(&p->flush_error);
 }
 
-/* By one call, whose failure is this write's alone. -EOPNOTSUPP: not possible. */
+/*
+ * By one call. On a disk its failure is this write's alone; of a file, the file system may have
+ * cached others in spite of direct I/O, such as its own blocks, or data of a file that shares
+ * blocks. -EOPNOTSUPP: not possible.
+ */
 static int write_durably(
 	struct passthrough *p, const struct iovec *iov, int iovcnt, uint64_t offset)
 {
@@ -272,6 +276,8 @@ static int write_durably(
 			r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
 		if (r == -EOPNOTSUPP)
 			p->has_dsync = false;
+		if (r == -EIO && !p->is_device)
+			keep_flush_error(p, r);
 	}
 	unlock(p);
 	return r;
