@@ -44,7 +44,7 @@ static const char help_before[] = "usage: " NAME " [options] MOUNTPOINT\n"
 
 static const char help_own[] =
 	"    --files=N            start with N files, file-0, file-1, ... (0)\n"
-	"    --size=BYTES         size of the file system, with K, M, G or T (1G)\n";
+	"    --size=BYTES         size of each of these, with K, M, G or T (1G)\n";
 
 static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
 {
