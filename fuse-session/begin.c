@@ -158,15 +158,23 @@ static int have_it_end(void (*before)(void))
 	return 0;
 }
 
-int session_set_signal_handlers(struct fuse_session *session, void (*before)(void))
+/* In this thread; old: what was blocked before. */
+static void block_signals(sigset_t *old)
 {
-	sigset_t all, old;
-	int result;
+	sigset_t all;
 
 	sigemptyset(&all);
 	for (size_t i = 0; i < SIGNAL_COUNT; i++)
 		sigaddset(&all, signals[i]);
-	pthread_sigmask(SIG_BLOCK, &all, &old);
+	pthread_sigmask(SIG_BLOCK, &all, old);
+}
+
+int session_set_signal_handlers(struct fuse_session *session, void (*before)(void))
+{
+	sigset_t old;
+	int result;
+
+	block_signals(&old);
 	result = fuse_set_signal_handlers(session);
 	if (result == 0 && before)
 		result = have_it_end(before);
@@ -235,9 +243,14 @@ static dev_t device_at(const char *path)
 
 int session_mount(struct fuse_session *session, const char *mount_point)
 {
-	int result = fuse_session_mount(session, mount_point);
+	sigset_t old;
 	bool dead;
+	int result;
 
+	/* libfuse may wait for mount(8), and gives up when a signal comes. */
+	block_signals(&old);
+	result = fuse_session_mount(session, mount_point);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	own_device = result == 0 ? device_at(mount_point) : 0;
 	own_mount = result == 0 ? number_at(mount_point, &dead) : 0;
 	return result;

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from select import select
 
 import pytest
 from fuse_mount import (
@@ -463,6 +464,24 @@ def test_a_signal_while_it_takes_over_its_signals(fuse_source: Path) -> None:
         finally:
             daemon.kill()
             run(["umount", "--lazy", str(point)])
+
+
+def test_a_signal_while_it_mounts_is_a_way_to_end(fuse_source: Path) -> None:
+    """libfuse may have mount(8) note it, and waits for that, slowly here."""
+    point, slow, begun = (fuse_source.with_name(name) for name in ("mount", "slow", "begun"))
+    slow.write_text(f"#!/bin/sh\ntouch {begun}\nsleep 2\n")
+    slow.chmod(0o755)
+    wrapper = ["unshare", "--mount", "sh", "-c", f'mount --bind {slow} {shutil.which("mount")} && exec "$@"', "sh"]
+    argv = [*wrapper, str(PROGRAM), "--foreground", str(fuse_source), str(point)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout
+        try:
+            # This libfuse may do without.
+            wait_until("it mounts", lambda: begun.exists() or select([daemon.stdout], [], [], 0)[0], process=daemon)
+            daemon.terminate()
+            assert daemon.wait(20) == 0
+        finally:
+            daemon.kill()
 
 
 def test_a_signal_while_it_unmounts_changes_nothing(fuse_start: FuseStart) -> None:
