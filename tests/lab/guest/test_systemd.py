@@ -77,7 +77,7 @@ class Machine:
         return self.inside("systemctl", "show", "--value", f"--property={value}", unit, expect=None).strip()
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        wait_until(what, condition, LIMIT / 10, process=self.process, log=lambda: run(["dmesg"]))
+        wait_until(what, condition, LIMIT / 2, process=self.process, log=lambda: run(["dmesg"]))
 
     def power_off(self) -> None:
         os.kill(self.first, signal.SIGRTMIN + 4)

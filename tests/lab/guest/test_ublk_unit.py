@@ -57,7 +57,7 @@ def test_the_unit_ends_what_is_on_its_disk(
         run(["env", f"MAINPID={pid}", *unit_command("ExecStop", UBLK)], expect=None)
         assert user or users(disk) == []
         os.kill(pid, signal.SIGTERM)  # as systemd does then
-        wait_until("the disk is gone", lambda: disks() == [], LIMIT / 5)
+        wait_until("the disk is gone", lambda: disks() == [], LIMIT / 2)
     finally:
         if user:
             user.kill()
@@ -109,7 +109,7 @@ exec "$@"
     words += [str(UBLK.absolute()), "add", "--foreground", "--number=3", "--recovery=reissue", "null", "size=1M"]
     server = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     try:
-        wait_until("the disk is added", lambda: disks() != [], LIMIT / 5, process=server)
+        wait_until("the disk is added", lambda: disks() != [], LIMIT / 2, process=server)
     finally:
         server.kill()
         server.wait(LIMIT)
