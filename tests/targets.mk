@@ -330,7 +330,7 @@ LAB_WITH_STORE = $(PYTHON) tests/lab/with_store.py
 test-lab: s3-server ## test the lab itself, then the disks and file systems on its real kernel, in one boot
 	lab/make-in-root all
 	$(PYTEST) tests/lab/test_lab.py tests/lab/test_virtual_time.py
-	$(LAB_WITH_STORE) --timeout 3000 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
+	$(LAB_WITH_STORE) --timeout 4200 -- $(GUEST_TESTS) -m "not long" tests/lab/guest \
 		tests/python/test_harness_safety.py # once more where there are dm and a root on a disk
 test-tutorial: s3-server ## run the commands of docs/tutorial.md, in a clone and in the lab
 	$(PYTEST) tests/lab/test_tutorial.py
