@@ -276,7 +276,7 @@ static int write_durably(
 			r = write_with(p, iov, iovcnt, offset, RWF_DSYNC);
 		if (r == -EOPNOTSUPP)
 			p->has_dsync = false;
-		if (r == -EIO && !p->is_device)
+		if (r == -EIO && !p->is_device && !p->shrink_told) /* else shrunk() has said why */
 			keep_flush_error(p, r);
 	}
 	unlock(p);
