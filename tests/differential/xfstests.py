@@ -7,10 +7,10 @@ Runs an installed xfstests on userblk-passthrough, and on a file system over our
 
 In the lab's guest also on a file system over the disk of each framework, as FRAMEWORKS names them.
 
-Each test runs by a `check` of its own, and natively too if a system fails it. What has been run stays in --record: the
-next call goes on. A test that native passes and a system does not fails this program, unless docs/fuse.md has a line
-for it under "xfstests". Nothing stays on the machine: mounts, and the users that xfstests asks for, are in a mount
-namespace of this program's. Exit status: 0; 1: a test failed; 2: it cannot run.
+A test runs natively too if a system fails it. What has been run stays in --record: the next call goes on. A test that
+native passes and a system does not fails this program, unless docs/fuse.md has a line for it under "xfstests". Nothing
+stays on the machine: mounts, and the users that xfstests asks for, are in a mount namespace of this program's. Exit
+status: 0; 1: a test failed; 2: it cannot run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -42,6 +43,9 @@ if IN_LAB:
 DOCUMENT = ROOT / "docs/fuse.md"
 INSIDE = "USERBLK_XFSTESTS_NAMESPACE"
 TEST_LIMIT_S = 600.0
+# For each call of `check`, which starts 400 processes of its own, and at least 150 for each test.
+BATCH = 10
+POLL_S = 0.5
 DISK_BYTES = 6 << 30
 USERS = ("fsgqa", "fsgqa2", "123456-fsgqa")  # that xfstests asks for
 FIRST_UID = 61000
@@ -218,31 +222,56 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def run_test(xfstests: Path, test: str, environment: Environment, results: Path) -> str:
-    """passed, failed, or "not run: why"."""
-    path = results / f"{test.replace('/', '-')}.txt"
+def outcome(output: str) -> str:
+    """What a test did, from what `check` prints of it after its name: passed, failed, or "not run: why"."""
+    if why := re.search(r"\[not run\] ?(.*)", output):
+        return f"not run: {why[1]}"
+    return "passed" if re.fullmatch(r"(\s+\d+s \.\.\.)?\s+\d+s", output.partition("\n")[0]) else "failed"
+
+
+def started(output: str) -> list[tuple[str, str]]:
+    """The tests that `check` has started, and what it printed of each after its name."""
+    found = re.split(r"^(generic/\d+)(?= )", output.partition("\nRan: ")[0], flags=re.M)
+    return list(zip(found[1::2], found[2::2], strict=True))
+
+
+def check(xfstests: Path, tests: Sequence[str], environment: Environment, results: Path) -> Iterator[tuple[str, str]]:
+    """
+    Each test, and what it does, as soon as the next one starts, by one call of `check`.
+
+    These are fewer than the tests if one does not end in time, which has failed, or if `check` ends; but at least one.
+    """
+    path = results / f"{tests[0].replace('/', '-')}.txt"
     with path.open("w") as file:  # a pipe would stay open as long as one of its processes
         process = subprocess.Popen(
-            ["./check", test],
+            ["./check", *tests],
             cwd=xfstests,
             env=os.environ | environment | {"RESULT_BASE": str(results), "HOST_OPTIONS": "/dev/null"},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
         )
+        told, deadline, late = 0, time.monotonic() + TEST_LIMIT_S, False
         try:
-            process.wait(timeout=TEST_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            file.write(f"\nended after {TEST_LIMIT_S:g} s\n")
-        finally:  # it would keep the disks
+            while process.poll() is None and not late:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=POLL_S)
+                for test, printed in started(path.read_text(errors="replace"))[told:-1]:
+                    told, deadline = told + 1, time.monotonic() + TEST_LIMIT_S
+                    yield test, outcome(printed)
+                late = time.monotonic() > deadline and process.poll() is None
+        finally:  # they would keep the disks
             for pid in descendants(process.pid) if process.poll() is None else []:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
-    output = path.read_text(errors="replace")
-    if why := re.search(r"\[not run\] ?(.*)", output):
-        return f"not run: {why[1]}"
-    return "passed" if process.returncode == 0 and f"Ran: {test}" in output else "failed"
+    found = started(path.read_text(errors="replace"))[told:]
+    yield from ((test, outcome(printed)) for test, printed in (found[:-1] if late else found))
+    if late:
+        with path.open("a") as file:
+            file.write(f"\nended after {TEST_LIMIT_S:g} s\n")
+    if late or told + len(found) == 0:
+        yield found[-1][0] if found else tests[0], "failed"
 
 
 def run_on(
@@ -263,10 +292,13 @@ def run_on(
             Path(environment[name]).mkdir()
             stack.callback(run, ["umount", "--quiet", "--lazy", environment[name]])
         for test in tests:
+            done.pop(test, None)
+        while remaining := [test for test in tests if test not in done]:
             with turn():  # some set dirty limits
-                done[test] = run_test(xfstests, test, environment, results)
-            print(f"{system}: {test}: {done[test]}", flush=True)
-            path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+                for test, what in check(xfstests, remaining[:BATCH], environment, results):
+                    done[test] = what
+                    print(f"{system}: {test}: {what}", flush=True)
+                    path.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
 
 
 def explained() -> dict[str, str]:

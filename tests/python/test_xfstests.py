@@ -21,19 +21,22 @@ PROGRAM = ROOT / "tests/differential/xfstests.py"
 
 # 1 passes, unless a device has a name that is a part of others; 2 fails through FUSE; 3 fails everywhere; 4 cannot run.
 CHECK = """#!/bin/sh
-echo "$1 on $FSTYP" >>ran
 id -u fsgqa >/dev/null || exit 1
 udevadm wait /dev/mapper/none || exit 1
 mount -t $FSTYP$FUSE_SUBTYP $MOUNT_OPTIONS $TEST_DEV $TEST_DIR || exit 1
 test "$(df -TP $TEST_DIR | awk 'END {print $2}')" = $FSTYP || exit 1
 umount $TEST_DIR
-echo "Ran: $1"
-case $1 in
-generic/001) test "$(echo ls_on_scratch test | sed "s,$SCRATCH_DEV,,;s,$TEST_DEV,,")" = "ls_on_scratch test" ;;
-generic/002) test $FSTYP != fuse ;;
-generic/003) exit 1 ;;
-generic/004) echo "$1 [not run] no reflink" ;;
-esac
+for test in "$@"; do
+    echo "$test on $FSTYP" >>ran
+    printf "$test "
+    case $test in
+    generic/001) test "$(echo ls_on_scratch test | sed "s,$SCRATCH_DEV,,;s,$TEST_DEV,,")" = "ls_on_scratch test" ;;
+    generic/002) test $FSTYP != fuse ;;
+    generic/003) false ;;
+    generic/004) echo "[not run] no reflink"; continue ;;
+    esac && echo "  7s ...  8s" || printf "[failed, exit status 1]- output mismatch (see 1.out.bad)\\n    1s\\n"
+done
+echo "Ran: $*"
 """
 
 
@@ -94,16 +97,48 @@ def load() -> Any:
     return module
 
 
+def made_up_check(directory: Path, script: str) -> None:
+    program = directory / "check"
+    program.write_text(f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
+
+
 def test_a_test_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a session of its own, as xfstests gives it, and keeps the output open."""
+    """It has a session of its own, as xfstests gives it, and keeps the output open. The next one has not been run."""
     xfstests = load()
-    monkeypatch.setattr(xfstests, "TEST_LIMIT_S", 1.0)
+    monkeypatch.setattr(xfstests, "TEST_LIMIT_S", 3.0)
     pid = tmp_path / "pid"
-    (tmp_path / "check").write_text(f"#!/bin/sh\nsetsid --wait sh -c 'echo $$ >{pid}; exec sleep 1000'\n")
-    (tmp_path / "check").chmod(0o755)
-    assert xfstests.run_test(tmp_path, "generic/001", {}, tmp_path) == "failed"
-    assert "ended after 1 s" in (tmp_path / "generic-001.txt").read_text()
+    made_up_check(
+        tmp_path,
+        f"""echo 'generic/001  1s ...  1s'
+printf 'generic/002  9s'
+setsid --wait sh -c 'echo $$ >{pid}; exec sleep 1000'
+""",
+    )
+    tests = [f"generic/00{at}" for at in (1, 2, 3)]
+    assert list(xfstests.check(tmp_path, tests, {}, tmp_path)) == [
+        ("generic/001", "passed"),
+        ("generic/002", "failed"),
+    ]
+    assert "ended after 3 s" in (tmp_path / "generic-001.txt").read_text()
     wait_until("it is gone", lambda: not Path("/proc", pid.read_text().strip()).exists(), 60)
+
+
+def test_a_result_is_told_when_the_next_test_starts(tmp_path: Path) -> None:
+    xfstests = load()
+    made_up_check(
+        tmp_path, "printf 'generic/001  1s\\ngeneric/002 '\nwhile [ ! -e told ]; do sleep 0.1; done\necho ' 2s'\n"
+    )
+    found = xfstests.check(tmp_path, ["generic/001", "generic/002"], {}, tmp_path)
+    assert next(found) == ("generic/001", "passed")
+    (tmp_path / "told").touch()
+    assert list(found) == [("generic/002", "passed")]
+
+
+def test_a_check_that_runs_nothing_has_failed_its_first_test(tmp_path: Path) -> None:
+    xfstests = load()
+    made_up_check(tmp_path, "echo 'check: failed to mount'\nexit 1\n")
+    assert list(xfstests.check(tmp_path, ["generic/001", "generic/002"], {}, tmp_path)) == [("generic/001", "failed")]
 
 
 def test_others_have_their_turn_between_two_tests(tmp_path: Path) -> None:
