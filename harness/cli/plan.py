@@ -161,6 +161,11 @@ def chosen_devices(asked: str, devices: Sequence[Device], place: Place) -> list[
     return [device for device in devices if device.id in names]
 
 
+def say_what_to_confirm(answer: str) -> None:
+    if answer:
+        say(f'Not confirmed: read what would be LOST; then repeat the command with --confirm "{answer}".')
+
+
 def lay_out_on_devices(
     args: argparse.Namespace, options: dict[str, Any], name: Callable[[Profile, str], str]
 ) -> tuple[Plan, Place]:
@@ -184,7 +189,10 @@ def lay_out_on_devices(
         raise ConfigError(f"profile={args.profile}: perf is not installed; {perf.REMEDY}")
     clock, model = chosen_clock(args, place, options["suite"], options["profile"].name)
     options["profile"] = config.load_profile(options["profile"].name, virtual=bool(model))
-    devices = lab_devices(clock, args.instructions) if place.lab else host_devices(named, args.confirm)
+    if place.lab:
+        devices = lab_devices(clock, args.instructions)
+    else:
+        devices = host_devices(named, args.confirm, say_what_to_confirm if args.dry_run else None)
     if args.devices:
         devices = chosen_devices(args.devices, devices, place)
     if not any(system.uses_device for system in options["systems"]):

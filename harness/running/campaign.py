@@ -131,10 +131,13 @@ def lab_devices(clock: str, count_instructions: bool = False) -> list[Device]:
     return [Device(name, path, f"{SERIALS[clock]}{name.upper()}") for name, path in LAB_DISKS.items()]
 
 
-def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
+def host_devices(
+    named: Mapping[str, str], confirm: str, unconfirmed: Callable[[str], None] | None = None
+) -> list[Device]:
     """The named devices (id -> path), each with its part of the confirmation. Raises Refused, ConfigError.
 
-    confirm repeats the serials in the order SATA, NVMe; a serial may hold blanks.
+    confirm repeats the serials in the order SATA, NVMe; a serial may hold blanks. unconfirmed: where nothing will be
+    overwritten, confirm may be empty, and this is called with what it would have to be.
     """
     answers = {}
     for name, path in named.items():
@@ -143,6 +146,9 @@ def host_devices(named: Mapping[str, str], confirm: str) -> list[Device]:
     words = confirm.split()
     if " ".join(answers.values()).split() == words and len(answers) == len(named):
         confirmed = answers
+    elif unconfirmed and not words and len(answers) == len(named):
+        confirmed = answers
+        unconfirmed(" ".join(answers.values()))
     else:
         confirmed = dict(zip(named, words + [""] * len(named), strict=False))
     found = {name: check(path, confirmed[name], first=True) for name, path in named.items()}

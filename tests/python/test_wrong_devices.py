@@ -518,6 +518,19 @@ def test_one_that_is_too_small_is_refused_before_anything_is_made(option: str, t
     assert not (tmp_path / "results").exists()
 
 
+def test_the_plan_of_what_is_lost_can_be_read_before_it_is_confirmed(tmp_path: Path) -> None:
+    """It tells what to confirm, and the campaign still asks for it."""
+    words = ("run", "--where", "host", "--systems", "native", "--workloads", "rand-read-1th-4k", "--sata")
+    with loop(tmp_path, 64 << 30) as device:
+        planned = userblk(*words, device, "--dry-run", cwd=tmp_path)
+        started = userblk(*words, device, cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert f'with --confirm "{64 << 30}"' in planned.stderr
+    assert "whose contents are LOST" in planned.stdout
+    assert started.returncode == 2 and "not confirmed" in started.stderr
+    assert not (tmp_path / "results").exists()
+
+
 def test_one_device_named_twice(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as device, unchanged(tmp_path):
         (tmp_path / "other").symlink_to(device)
