@@ -31,6 +31,7 @@ SAMPLES = 16
 WINDOW = 1 << 20
 WINDOWS = 256
 
+DISKS = Path("/sys/block")
 QUEUE_ATTRIBUTES = (
     "scheduler", "max_sectors_kb", "max_hw_sectors_kb", "max_segments", "nr_requests", "write_cache", "fua",
     "rq_affinity", "nomerges", "io_timeout", "logical_block_size", "physical_block_size", "minimum_io_size",
@@ -41,7 +42,8 @@ QUEUE_ATTRIBUTES = (
 
 @dataclass(frozen=True)
 class BlockDevice:
-    """name: the kernel's; disk: the whole disk that it is (a part of); serial: of the disk, "" if it tells none.
+    """name: the kernel's; disk: the whole disk that it is (a part of); serial: of the disk, "" if it tells none, or
+    another one tells the same.
 
     wwid: of the disk or NVMe namespace, "" if it tells none. partuuid, start (bytes): of a partition. sequence: of the
     disk, which the kernel counts up with every disk and medium that comes; 0 if it does not. file: that a loop device
@@ -146,6 +148,23 @@ def wwid_of(disk: Path) -> str:
     return _first_text(disk / "wwid", disk / "nguid", disk / "eui", disk / "device/wwid")
 
 
+def other_disks(name: str) -> Iterator[Path]:
+    """/sys directories of the other disks; not those that the kernel hides, the paths of an NVMe disk with several."""
+    for disk in DISKS.iterdir():
+        if disk.name != name and _first_text(disk / "hidden") != "1":
+            yield disk
+
+
+def _own_serial(disk: Path) -> str:
+    """Its serial number; "" if no wwid tells it from another disk that has the same one, and its size."""
+    serial = serial_of(disk)
+    if serial and not wwid_of(disk):
+        size = _first_text(disk / "size")
+        if any(serial_of(other) == serial and _first_text(other / "size") == size for other in other_disks(disk.name)):
+            return ""
+    return serial
+
+
 def _partuuid(path: str) -> str:
     """A partition's entry in the table of its disk."""
     argv = ["blkid", "--probe", "--output", "value", "--match-tag", "PART_ENTRY_UUID", path]
@@ -171,7 +190,7 @@ def identify(path: str) -> BlockDevice:
         size=int((sysfs / "size").read_text()) * 512,
         logical_block_size=int((disk / "queue/logical_block_size").read_text()),
         readonly=(sysfs / "ro").read_text().strip() != "0",
-        serial=serial_of(disk),
+        serial=_own_serial(disk),
         wwid=wwid_of(disk),
         partuuid=_partuuid(path) if part else "",
         start=int((sysfs / "start").read_text()) * 512 if part else 0,

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from .blockdev import BlockDevice, disk_of, identify, number_of, opened, serial_of, sysfs_of, wwid_of
+from . import blockdev
+from .blockdev import BlockDevice, disk_of, identify, number_of, opened, other_disks, serial_of, sysfs_of, wwid_of
 from .locks import Held, locked
 from .mounts import lines_of, mounts_of, unescape
 
 MACHINE = "campaign"  # the name of a lock
 BESIDE = "USERBLK_BESIDE"
-DISKS = Path("/sys/block")
 WIPEFS_PATIENCE = 30.0  # s
 OPEN_PATIENCE = 3.0  # s that udev and the like may look at a device
 LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
@@ -161,7 +161,7 @@ def _on_the_same_file(name: str) -> list[str]:
     """The other loop devices with bytes that a loop device has."""
     if not name.startswith("loop") or not (own := _backing_of(name)):
         return []
-    others = (path.parts[3] for path in DISKS.glob("loop*/loop/backing_file") if path.parts[3] != name)
+    others = (path.parts[3] for path in blockdev.DISKS.glob("loop*/loop/backing_file") if path.parts[3] != name)
     return sorted(other for other in others if (found := _backing_of(other)) and found.overlaps(own))
 
 
@@ -179,7 +179,7 @@ def _exported(text: str) -> Iterator[int]:
         if (number := _block_number(path)) is not None:
             yield number
         elif path.startswith("/dev/nvme"):  # a controller, of which all namespaces are passed on
-            yield from (number_of(disk) for disk in DISKS.glob(f"{Path(path).name}n*"))
+            yield from (number_of(disk) for disk in blockdev.DISKS.glob(f"{Path(path).name}n*"))
 
 
 def _exports() -> Iterator[tuple[Path, str, int]]:
@@ -331,19 +331,11 @@ def contents(device: BlockDevice) -> str:
     )
 
 
-def _others(name: str) -> Iterator[Path]:
-    """/sys directories of the other disks; not those that the kernel hides, the paths of an NVMe disk with several."""
-    for disk in DISKS.iterdir():
-        hidden = disk / "hidden"
-        if disk.name != name and not (hidden.exists() and hidden.read_text().strip() == "1"):
-            yield disk
-
-
 def confirmation(device: BlockDevice) -> tuple[str, str]:
     """What the user has to repeat, and what that is: the serial, unless another disk here has the same."""
     if not device.serial:
         return str(device.size), "size in bytes"
-    if device.wwid and any(serial_of(other) == device.serial for other in _others(device.disk)):
+    if device.wwid and any(serial_of(other) == device.serial for other in other_disks(device.disk)):
         return "".join(device.wwid.split()), "wwid (another disk has its serial)"
     return device.serial, "serial"
 
@@ -400,7 +392,7 @@ def _refuse_used(device: BlockDevice, over: str) -> None:
         if shared := below.keys() & numbers.keys():
             what = "the root file system" if "/" in where_mounted else f"the file system at {min(where_mounted)}"
             raise Refused(f"{path}: {below[shared.pop()]} is below {what}; name another device")
-    for disk in _others(device.disk):
+    for disk in other_disks(device.disk):
         if device.wwid and disk.name != over and wwid_of(disk) == device.wwid:
             raise Refused(
                 f"{path}: {disk.name} is the same disk by another path (wwid {device.wwid}), and may be in use by that;"

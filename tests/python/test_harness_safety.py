@@ -178,7 +178,7 @@ def test_exports_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (controller / "device_path").write_text("/dev/nvme77\n")
         check(device, CONFIRM)
         with monkeypatch.context() as patch, pytest.raises(Refused, match="NVMe target exports it"):
-            patch.setattr(safety, "DISKS", tmp_path / "block")
+            patch.setattr(blockdev, "DISKS", tmp_path / "block")
             check(device, CONFIRM)
         (controller / "device_path").unlink()
         ours = tmp_path / "nvmet/subsystems/nqn.2026-11.org.userblk:device/namespaces/1"
@@ -198,7 +198,7 @@ def test_another_path_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             check(device, CONFIRM)
         (tmp_path / names[1]).mkdir()
         (tmp_path / names[1] / "hidden").write_text("1\n")
-        monkeypatch.setattr(safety, "DISKS", tmp_path)
+        monkeypatch.setattr(blockdev, "DISKS", tmp_path)
         check(device, CONFIRM)
 
 
@@ -319,7 +319,7 @@ def test_namespaces_that_share_a_serial_are_told_apart(tmp_path: Path, monkeypat
         (tmp_path / name / "device").mkdir(parents=True)
         (tmp_path / name / ("wwid" if name != "sda" else "device/wwid")).write_text(f"{eui}\n")
         (tmp_path / name / "device/serial").write_text("S1\n" if name != "sda" else "S2\n")
-    monkeypatch.setattr(safety, "DISKS", tmp_path)
+    monkeypatch.setattr(blockdev, "DISKS", tmp_path)
 
     def disk(name: str) -> BlockDevice:
         path = tmp_path / name
@@ -333,6 +333,19 @@ def test_namespaces_that_share_a_serial_are_told_apart(tmp_path: Path, monkeypat
     (tmp_path / "sdac0/hidden").write_text("1\n")
     (tmp_path / "sdac0/serial").write_text("S2\n")
     assert confirmation(disk("sda")) == ("S2", "serial")
+
+
+def test_a_serial_that_two_disks_share_confirms_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a wwid, they may change their names at a restart, and each has all that is known of the other."""
+    with loop(tmp_path, SIZE) as device, loop(tmp_path, SIZE) as other:
+        names = [Path(one).name for one in (device, other)]
+        monkeypatch.setattr(blockdev, "serial_of", lambda disk: "S1" if disk.name in names else "")
+        with pytest.raises(Refused, match=f"S1 is not its size in bytes.*, {SIZE}$"):
+            check(device, "S1", first=True)
+        assert check(device, str(SIZE), first=True).serial == ""
+        os.truncate(tmp_path / "disk1", SIZE // 2)
+        run("losetup", "--set-capacity", other)
+        assert check(device, "S1", first=True).serial == "S1"
 
 
 def test_partitions_are_told_apart(tmp_path: Path) -> None:
