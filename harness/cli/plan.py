@@ -19,7 +19,7 @@ from ..engines.base import device_engine
 from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.safety import contents
-from ..machine.tuning import cpu_list
+from ..machine.tuning import cpu_list, listed
 from ..model import config, tables
 from ..model.config import VIRTUAL, Profile, Suite, Workload
 from ..model.hosts import Hosts, load_hosts
@@ -198,10 +198,11 @@ def lay_out_on_devices(
     if not any(system.uses_device for system in options["systems"]):
         devices = devices[-1:]  # which is not used: one tells all
     cpus = (1 if args.instructions or model else LAB_CPUS) if place.lab else os.cpu_count() or 1
-    if any(options["pin"]) and max(frozenset[int]().union(*map(cpu_list, options["pin"]))) >= cpus:
-        raise ConfigError(f"pin={args.pin}: there are CPUs 0 to {cpus - 1}; name some of them")
+    usable = set(range(cpus)) if place.lab else os.sched_getaffinity(0)
+    if any(options["pin"]) and not usable.issuperset(frozenset[int]().union(*map(cpu_list, options["pin"]))):
+        raise ConfigError(f"pin={args.pin}: name some of the CPUs that can be used: {listed(usable)}")
     fitting = within(options["suite"], options["workloads"], cpus, "--clock real" if model else "")
-    able = cpus if place.lab else len(os.sched_getaffinity(0))
+    able = len(usable)
     beyond = [one for one in fitting if ENGINES[one.engine].beyond(one, able)]
     for workload in beyond:
         if workload.id in (options["workloads"] or ()):

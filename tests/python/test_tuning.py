@@ -168,6 +168,8 @@ def test_the_command(tmp_path: Path) -> None:
 
 def test_lists_of_cpus() -> None:
     assert cpu_list("0-2,5") == {0, 1, 2, 5}
+    for text in ("0-2,5", "7", "0,2,4-5", "1-255"):
+        assert tuning.listed(cpu_list(text)) == text
     for wrong in ("", "a", "3-1", "1-"):
         with pytest.raises(ValueError):
             cpu_list(wrong)
@@ -177,6 +179,24 @@ def test_lists_of_cpus() -> None:
 def test_wrong_pins_are_refused(text: str, tmp_path: Path) -> None:
     done = userblk("plan", "--where", "lab", "--clock", "real", "--pin", text, cwd=tmp_path)
     assert done.returncode == 2 and f"pin={text}: " in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_only_cpus_that_can_be_used_are_pinned(tmp_path: Path) -> None:
+    """As in a container, or where every other CPU is off line: how many there are tells nothing of their numbers."""
+    own = os.sched_getaffinity(0)
+    last = max(own)
+    if not last:
+        pytest.skip("needs two CPUs")
+    words = ("run", "--dry-run", "--where", "host", "--systems", "native", "--workloads", "rand-read-1th-4k", "--sata")
+    with loop(tmp_path, 64 << 30) as device:
+        os.sched_setaffinity(0, {last})
+        try:
+            refused = userblk(*words, device, "--pin", f"0:{last}", cwd=tmp_path)
+            planned = userblk(*words, device, "--pin", f"{last}:{last}", cwd=tmp_path)
+        finally:
+            os.sched_setaffinity(0, own)
+    assert refused.returncode == 2 and refused.stderr.endswith(f"name some of the CPUs that can be used: {last}\n")
+    assert planned.returncode == 0, planned.stderr
 
 
 def test_workloads_and_servers_are_started_on_their_cpus(tmp_path: Path) -> None:
