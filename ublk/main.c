@@ -190,14 +190,16 @@ static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 
 /* ---- service -------------------------------------------------------------------------- */
 
-/* What serve() does once the disk can be used. */
+/* What a server of ours does with its disk. */
 struct start {
 	struct ublk_control *control;
 	const struct ublk_options *options;
 	uint64_t cookie;
 	const char *directory; /* of the arguments, NULL: this one */
 	char *const *argv;
-	uint32_t id; /* of the disk, once it can be used */
+	bool replaces; /* it must be recorded, or another server takes its place */
+	bool recorded;
+	uint32_t id; /* of the disk, once it is recorded */
 	int report;  /* pipe to the process that the user waits for, or -1 */
 	int code;    /* its exit code */
 	/* The process that serves the disk as before if this one does not, and how it learns that.
@@ -243,6 +245,30 @@ static void notify_ready(void)
 		close(fd);
 }
 
+/*
+ * Leaves what the disk is served with to those who come after. While users write to the new device,
+ * nobody may find the old one.
+ */
+static int record(void *opaque, uint32_t id)
+{
+	struct start *start = opaque;
+	int r = ublk_record_write(id, start->cookie, start->directory, start->argv);
+
+	start->recorded = true;
+	start->id = id;
+	if (r < 0 && start->replaces) {
+		warnx(UBLK_RECORD_DIRECTORY "/%u: %s; make it possible to write it", id,
+			strerror(-r));
+		return r;
+	}
+	if (r < 0) {
+		warnx(UBLK_RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
+			strerror(-r));
+		ublk_record_remove(id, start->cookie);
+	}
+	return 0;
+}
+
 static void ready(void *opaque, uint32_t id)
 {
 	struct start *start = opaque;
@@ -250,13 +276,11 @@ static void ready(void *opaque, uint32_t id)
 	unsigned char code = (unsigned char)start->code;
 	int null, r = ublk_record_write(id, start->cookie, start->directory, start->argv);
 
+	if (!start->recorded)
+		record(start, id);
 	dismiss_keeper(start);
-	start->id = id;
 	if (start->code)
 		warnx("ublk%u: continues as before", id);
-	if (r < 0)
-		warnx(UBLK_RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
-			strerror(-r));
 	if (start->options->json && ublk_control_info(start->control, id, &info) == 0) {
 		ublk_show_disk(&info, true);
 		printf("\n");
@@ -280,12 +304,17 @@ static void ready(void *opaque, uint32_t id)
 	start->report = -1;
 }
 
+static struct ublk_server_user user_of(struct start *start)
+{
+	return (struct ublk_server_user){.taking = record, .ready = ready, .opaque = start};
+}
+
 /* After the end of service: a disk that is gone needs no record. code is passed through. */
 static int forget(const struct start *start, int code)
 {
 	struct ublksrv_ctrl_dev_info info;
 
-	if (code == 0 && ublk_control_info(start->control, start->id, &info) < 0)
+	if (start->recorded && ublk_control_info(start->control, start->id, &info) == -ENODEV)
 		ublk_record_remove(start->id, start->cookie);
 	return code;
 }
@@ -334,45 +363,65 @@ static int add(const struct ublk_options *o, char *const *argv)
 		warnx("cannot get random numbers: %s", strerror(errno));
 		return EXIT_FAILURE;
 	}
-	return forget(
-		&start, ublk_server_add(&c, o->params, &o->server, start.cookie, ready, &start));
+	const struct ublk_server_user user = user_of(&start);
+
+	return forget(&start, ublk_server_add(&c, o->params, &o->server, start.cookie, &user));
 }
 
-/* Serves again what the disk was added with. */
-static int serve_record(
-	struct ublk_control *c, const struct ublksrv_ctrl_dev_info *info, struct start *start)
+/* Serves an existing disk. */
+static int take_over(struct start *start, const struct ublk_options *o)
+{
+	const struct ublk_server_user user = user_of(start);
+
+	return forget(start, ublk_server_recover(start->control, o->params, &o->server, &user));
+}
+
+/*
+ * Goes to the directory of relative paths. Where it is gone, to one that is gone as well: they lead
+ * nowhere there, and others lead where they did. 0 or negative errno.
+ */
+static int enter(const char *directory)
+{
+	static const char gone[] = UBLK_RECORD_DIRECTORY "/gone";
+	int r = chdir(directory) < 0 ? -errno : 0;
+
+	if (r == -ENOENT && (mkdir(gone, 0700) == 0 || errno == EEXIST)) {
+		r = chdir(gone) < 0 ? -errno : 0;
+		rmdir(gone);
+	}
+	return r;
+}
+
+/* Serves a disk with what was recorded. */
+static int serve_record(struct start *start, uint32_t id, const struct ublk_record *record)
 {
 	struct params_error error;
-	struct ublk_record record;
 	struct ublk_options old;
-	int r = ublk_record_read(info->dev_id, info->ublksrv_flags, &record);
+	int r;
 
+	r = enter(record->directory);
 	if (r < 0) {
-		warnx("ublk%u: its parameters are unknown; use replace or delete", info->dev_id);
-		return EXIT_USAGE;
-	}
-	if (chdir(record.directory) < 0) {
-		warnx("%s: %s", record.directory, strerror(errno));
+		warnx("%s: %s", record->directory, strerror(-r));
 		return EXIT_USAGE;
 	}
 
 	/* The parser takes the program's name first, and changes the order. */
-	char **argv = calloc((size_t)record.count + 2, sizeof *argv);
+	char **argv = calloc((size_t)record->count + 2, sizeof *argv);
 
 	if (!argv)
 		return EXIT_FAILURE;
 	argv[0] = "userblk-ublk";
-	memcpy(argv + 1, record.argv, (size_t)record.count * sizeof *argv);
-	r = ublk_options_parse(record.count + 1, argv, &old, &error);
+	memcpy(argv + 1, record->argv, (size_t)record->count * sizeof *argv);
+	r = ublk_options_parse(record->count + 1, argv, &old, &error);
 	free(argv);
 	if (r < 0) {
 		warnx("%s", error.text);
 		return EXIT_USAGE;
 	}
-	old.server.id = info->dev_id;
-	start->directory = record.directory;
-	start->argv = record.argv;
-	return forget(start, ublk_server_recover(c, old.params, &old.server, ready, start));
+	old.server.id = id;
+	start->directory = record->directory;
+	start->argv = record->argv;
+	return take_over(start, &old);
 }
 
 /* What the driver has of a disk that is to outlive its server. An exit code. */
@@ -412,6 +461,7 @@ static int recover(const struct ublk_options *o)
 	struct ublk_control c;
 	struct ublksrv_ctrl_dev_info info;
 	struct start start = {.control = &c, .options = o, .report = -1};
+	struct ublk_record record;
 	int r = begin_server(&start, &info);
 
 	if (r)
@@ -429,12 +479,26 @@ static int recover(const struct ublk_options *o)
 			return r;
 	}
 	start.cookie = info.ublksrv_flags;
-	return serve_record(&c, &info, &start);
+	if (ublk_record_read(info.dev_id, start.cookie, &record) < 0) {
+		warnx("ublk%u: its parameters are unknown; use replace or delete", info.dev_id);
+		return EXIT_USAGE;
+	}
+	return serve_record(&start, info.dev_id, &record);
 }
 
-/* Would another server cost requests of a disk that lives? An exit code; 0: no. */
-static int check_replaceable(const struct ublksrv_ctrl_dev_info *info)
+/*
+ * Would another server cost requests of a disk that lives, or is there no way back? An exit code;
+ * 0: neither, and record is what it was served with so far.
+ */
+static int check_replaceable(const struct ublksrv_ctrl_dev_info *info, struct ublk_record *record)
 {
+	if (ublk_record_read(info->dev_id, info->ublksrv_flags, record) < 0) {
+		warnx("ublk%u: its parameters are unknown, so that it could not be served as "
+		      "before; "
+		      "end its server (process %d) first if this program has added it",
+			info->dev_id, info->ublksrv_pid);
+		return EXIT_USAGE;
+	}
 	if (info->flags & UBLK_F_USER_RECOVERY_REISSUE)
 		return 0;
 	if (info->flags & UBLK_F_USER_RECOVERY_FAIL_IO)
@@ -517,12 +581,13 @@ static int end_server(
 }
 
 /*
- * Forks a process that serves the disk as before if this one does not tell, by its end of the
- * pipe, that the new server is there: also when it is killed. The old server has to end first,
- * however long that takes: it may have been told to. report: where it says that it serves.
+ * Forks a process that serves the disk as before, as record has it, if this one does not tell, by
+ * its end of the pipe, that the new server is there: also when it is killed. The old server has to
+ * end first, however long that takes: it may have been told to. report: where it says that it
+ * serves.
  */
-static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_info *info, int pidfd,
-	const int outcome[2], int report)
+static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_info *info,
+	const struct ublk_record *record, int pidfd, const int outcome[2], int report)
 {
 	struct start old = {.options = start->options, .cookie = start->cookie, .report = report};
 	struct ublk_control c;
@@ -543,30 +608,39 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 	if (open_control(&c) != 0)
 		_exit(EXIT_FAILURE);
 	r = end_server(&c, info, pidfd, true);
-	_exit(r ? r : serve_record(&c, info, &old));
+	_exit(r ? r : serve_record(&old, info->dev_id, record));
 }
 
 static int replace(const struct ublk_options *o, char *const *argv)
 {
 	struct ublk_control c;
 	struct ublksrv_ctrl_dev_info info;
-	struct start start = {.control = &c, .options = o, .argv = argv, .report = -1};
+	struct start start = {
+		.control = &c, .options = o, .argv = argv, .replaces = true, .report = -1};
+	struct ublk_record record;
 	int outcome[2], ends[2] = {-1, -1}, pidfd, r = begin_server(&start, &info);
 	unsigned char code;
 
 	if (r)
 		return r;
 	start.cookie = info.ublksrv_flags;
-	if (info.state != UBLK_S_DEV_LIVE)
-		return forget(
-			&start, ublk_server_recover(&c, o->params, &o->server, ready, &start));
-	r = check_replaceable(&info);
+	if (info.state != UBLK_S_DEV_LIVE) {
+		if (ublk_record_read(info.dev_id, start.cookie, &record) < 0 &&
+			!ublk_server_knows(info.flags)) {
+			warnx("ublk%u: has features of ublk that only the program that added it "
+			      "can serve; use that program",
+				info.dev_id);
+			return EXIT_USAGE;
+		}
+		return take_over(&start, o);
+	}
+	r = check_replaceable(&info, &record);
 	if (r == 0)
 		r = find_server(&c, &info, &pidfd);
 	if (r)
 		return r;
 	if (pipe2(outcome, O_CLOEXEC) < 0 || (o->foreground && pipe2(ends, O_CLOEXEC) < 0) ||
-		(start.keeper = keep_the_old(&start, &info, pidfd, outcome,
+		(start.keeper = keep_the_old(&start, &info, &record, pidfd, outcome,
 			 o->foreground ? ends[1] : start.report)) < 0) {
 		warnx("cannot start a process: %s", strerror(errno));
 		return EXIT_FAILURE;
@@ -579,7 +653,7 @@ static int replace(const struct ublk_options *o, char *const *argv)
 	if (pidfd >= 0)
 		close(pidfd);
 	if (r == 0)
-		r = forget(&start, ublk_server_recover(&c, o->params, &o->server, ready, &start));
+		r = take_over(&start, o);
 	if (!start.keeper)
 		return r;
 	code = (unsigned char)r;

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,45 +14,6 @@
 static void path_of(uint32_t id, const char *suffix, char path[64])
 {
 	snprintf(path, 64, UBLK_RECORD_DIRECTORY "/%" PRIu32 "%s", id, suffix);
-}
-
-/* The file is the cookie, the directory and the arguments, each ended by a zero byte. */
-int ublk_record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv)
-{
-	char path[64], temporary[64];
-	char *own = NULL;
-	FILE *file;
-	int fd, r = 0;
-
-	if (!directory)
-		directory = own = getcwd(NULL, 0);
-	if (!directory)
-		return -errno;
-	path_of(id, "", path);
-	path_of(id, ".new", temporary);
-	/* It may hold secrets, as the command line may. */
-	if (mkdir(UBLK_RECORD_DIRECTORY, 0755) < 0 && errno != EEXIST)
-		r = -errno;
-	fd = r ? -1 : open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-	file = fd < 0 ? NULL : fdopen(fd, "w");
-	if (!file) {
-		r = r ? r : -errno;
-		free(own);
-		return r;
-	}
-	fprintf(file, "%016" PRIx64 "%c%s%c", cookie, 0, directory, 0);
-	for (; *argv; argv++)
-		fprintf(file, "%s%c", *argv, 0);
-	if (ferror(file))
-		r = -EIO;
-	if (fclose(file) != 0 && r == 0)
-		r = -errno;
-	if (r == 0 && rename(temporary, path) < 0)
-		r = -errno;
-	if (r < 0)
-		unlink(temporary);
-	free(own);
-	return r;
 }
 
 /* A whole file with a zero byte behind it. */
@@ -77,6 +39,83 @@ static char *slurp(const char *path, size_t *length)
 	if (text)
 		text[*length] = 0;
 	return text;
+}
+
+/* The file is the cookie, the directory and the arguments, each ended by a zero byte. NULL: no
+ * memory. The caller frees it. */
+static char *compose(uint64_t cookie, const char *directory, char *const *argv, size_t *length)
+{
+	char *text = NULL;
+	FILE *file = open_memstream(&text, length);
+	bool whole;
+
+	if (!file)
+		return NULL;
+	fprintf(file, "%016" PRIx64 "%c%s%c", cookie, 0, directory, 0);
+	for (; *argv; argv++)
+		fprintf(file, "%s%c", *argv, 0);
+	whole = !ferror(file);
+	if (fclose(file) == 0 && whole)
+		return text;
+	free(text);
+	return NULL;
+}
+
+static bool is_written(const char *path, const char *text, size_t length)
+{
+	size_t there;
+	char *old = slurp(path, &there);
+	bool same = old && there == length && memcmp(old, text, length) == 0;
+
+	free(old);
+	return same;
+}
+
+/* In the place of the one that is there, if any, or not at all. 0 or negative errno. */
+static int replace_file(const char *path, const char *temporary, const char *text, size_t length)
+{
+	FILE *file;
+	int fd, r = 0;
+
+	/* It may hold secrets, as the command line may. */
+	fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	file = fd < 0 ? NULL : fdopen(fd, "w");
+	if (!file)
+		return -errno;
+	if (fwrite(text, 1, length, file) != length)
+		r = -EIO;
+	if (fclose(file) != 0)
+		r = -errno;
+	if (r == 0 && rename(temporary, path) < 0)
+		r = -errno;
+	if (r < 0)
+		unlink(temporary);
+	return r;
+}
+
+int ublk_record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv)
+{
+	char path[64], temporary[64];
+	char *own = NULL, *text;
+	size_t length;
+	int r = 0;
+
+	if (!directory)
+		directory = own = getcwd(NULL, 0);
+	if (!directory)
+		return -errno;
+	path_of(id, "", path);
+	path_of(id, ".new", temporary);
+	text = compose(cookie, directory, argv, &length);
+	free(own);
+	if (!text)
+		return -ENOMEM;
+	if (mkdir(UBLK_RECORD_DIRECTORY, 0755) < 0 && errno != EEXIST)
+		r = -errno;
+	else if (!is_written(path, text, length))
+		r = replace_file(path, temporary, text, length);
+	free(text);
+	return r;
 }
 
 int ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record)

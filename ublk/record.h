@@ -18,7 +18,7 @@ struct ublk_record {
 	char *text; /* what the others point into */
 };
 
-/* directory NULL: this one. 0 or negative errno; never half a file. */
+/* directory NULL: this one. 0 or negative errno: what was there, if anything, stays. */
 int ublk_record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv);
 /* -ENOENT: there is none for that cookie. */
 int ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record);

@@ -363,15 +363,32 @@ static uint64_t recovery_flags(uint64_t features, enum ublk_recovery recovery)
 	return 0;
 }
 
+bool ublk_server_knows(uint64_t flags)
+{
+	const uint64_t known =
+		UBLK_F_CMD_IOCTL_ENCODE | UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE |
+		UBLK_F_USER_RECOVERY_FAIL_IO | UBLK_F_AUTO_BUF_REG | UBLK_F_QUIESCE |
+		/* What changes nothing for a server. */
+		UBLK_F_URING_CMD_COMP_IN_TASK | UBLK_F_UPDATE_SIZE | UBLK_F_PER_IO_DAEMON |
+		UBLK_F_BUF_REG_OFF_DAEMON | UBLK_F_SAFE_STOP_DEV | UBLK_F_NO_AUTO_PART_SCAN;
+
+	return !(flags & ~known);
+}
+
 /* Threads, then start, then service until the end. recovers: the disk is there already. */
 static int run_server(struct server *s, const struct ublk_server_options *o, uint16_t queues,
-	bool recovers, void (*ready)(void *opaque, uint32_t id), void *opaque)
+	bool recovers, const struct ublk_server_user *user)
 {
 	const char *step = "cannot start the queues";
 	int r, kept;
 
 	backend_start(s->dev.device);
 	r = start_threads(s, o, queues);
+	if (r == 0 && recovers) {
+		r = user->taking(user->opaque, s->id);
+		if (r < 0)
+			_exit(EXIT_FAILURE);
+	}
 	if (r == 0) {
 		step = recovers ? "END_USER_RECOVERY" : "START_DEV";
 		r = recovers ? ublk_control_end_recovery(s->control, s->id, &s->ended)
@@ -388,7 +405,7 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 		ublk_control_delete(s->control, s->id);
 		return EXIT_FAILURE;
 	}
-	ready(opaque, s->id);
+	user->ready(user->opaque, s->id);
 	s->logs = true;
 
 	struct ublk_ending ending = {
@@ -425,8 +442,7 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 }
 
 int ublk_server_add(struct ublk_control *c, const struct params *params,
-	const struct ublk_server_options *o, uint64_t cookie,
-	void (*ready)(void *opaque, uint32_t id), void *opaque)
+	const struct ublk_server_options *o, uint64_t cookie, const struct ublk_server_user *user)
 {
 	struct server s = {.control = c, .id = (uint32_t)o->id};
 	struct ublk_dev *dev = &s.dev;
@@ -496,11 +512,11 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 		backend_close(dev->device);
 		return EXIT_FAILURE;
 	}
-	return run_server(&s, o, info.nr_hw_queues, false, ready, opaque);
+	return run_server(&s, o, info.nr_hw_queues, false, user);
 }
 
 int ublk_server_recover(struct ublk_control *c, const struct params *params,
-	const struct ublk_server_options *o, void (*ready)(void *opaque, uint32_t id), void *opaque)
+	const struct ublk_server_options *o, const struct ublk_server_user *user)
 {
 	struct server s = {.control = c, .id = (uint32_t)o->id};
 	struct ublk_dev *dev = &s.dev;
@@ -556,5 +572,5 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 		backend_close(dev->device);
 		return EXIT_FAILURE;
 	}
-	return run_server(&s, o, info.nr_hw_queues, true, ready, opaque);
+	return run_server(&s, o, info.nr_hw_queues, true, user);
 }

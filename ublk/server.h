@@ -32,22 +32,32 @@ struct ublk_server_options {
 	enum ublk_flush flush;
 };
 
+/* Whom a server tells. */
+struct ublk_server_user {
+	/*
+	 * An existing disk is about to get this server, which has opened the device. Negative
+	 * errno, reported: it does not. NULL: nothing.
+	 */
+	int (*taking)(void *opaque, uint32_t id);
+	void (*ready)(void *opaque, uint32_t id); /* the disk can be used */
+	void *opaque;
+};
+
 /*
  * Creates the device and serves it until the kernel takes it away or SIGTERM,
  * SIGINT or SIGHUP comes, which removes it: at once after what was written has
- * arrived, or when it is no longer in use, or at a second signal. ready() is
- * called once the disk can be used.
+ * arrived, or when it is no longer in use, or at a second signal.
  * cookie: kept by the kernel, and readable by all. An exit code; errors are reported
  * on standard error, and by syslog after ready().
  */
 int ublk_server_add(struct ublk_control *c, const struct params *params,
-	const struct ublk_server_options *o, uint64_t cookie,
-	void (*ready)(void *opaque, uint32_t id), void *opaque);
+	const struct ublk_server_options *o, uint64_t cookie, const struct ublk_server_user *user);
 /* The same for a device that waits for a server: mode and threads may be others than before. */
 int ublk_server_recover(struct ublk_control *c, const struct params *params,
-	const struct ublk_server_options *o, void (*ready)(void *opaque, uint32_t id),
-	void *opaque);
+	const struct ublk_server_options *o, const struct ublk_server_user *user);
 
+/* Can a disk of another program, which has these features of ublk, be served? */
+bool ublk_server_knows(uint64_t flags);
 /* What the kernel announces. -EINVAL for a device whose blocks are larger than 4096 bytes. */
 int ublk_server_parameters(const struct backend_info *info, uint32_t memory_alignment,
 	uint32_t buffer_size, struct ublk_params_sent *out);

@@ -56,6 +56,20 @@
 #define UBLK_F_QUIESCE (1ULL << 12)
 #endif
 
+/* Of disks that this program can serve as well. */
+#ifndef UBLK_F_UPDATE_SIZE
+#define UBLK_F_UPDATE_SIZE (1ULL << 10)
+#endif
+#ifndef UBLK_F_PER_IO_DAEMON
+#define UBLK_F_PER_IO_DAEMON (1ULL << 13)
+#endif
+#ifndef UBLK_F_BUF_REG_OFF_DAEMON
+#define UBLK_F_BUF_REG_OFF_DAEMON (1ULL << 14)
+#endif
+#ifndef UBLK_F_NO_AUTO_PART_SCAN
+#define UBLK_F_NO_AUTO_PART_SCAN (1ULL << 18)
+#endif
+
 /* Not used here, but shown by `features`: 7.0. */
 #ifndef UBLK_F_BATCH_IO
 #define UBLK_F_BATCH_IO (1ULL << 15)

@@ -317,6 +317,19 @@ static const struct backend_info usual = {
 	.can_zero = true,
 };
 
+/* Those of a disk that another program has added. */
+static void test_disks_with_other_features_are_not_served(void **state)
+{
+	(void)state;
+	assert_true(ublk_server_knows(UBLK_F_CMD_IOCTL_ENCODE | UBLK_F_URING_CMD_COMP_IN_TASK |
+				      UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE |
+				      UBLK_F_AUTO_BUF_REG | UBLK_F_SAFE_STOP_DEV));
+	assert_false(ublk_server_knows(UBLK_F_SUPPORT_ZERO_COPY));
+	assert_false(ublk_server_knows(UBLK_F_NEED_GET_DATA));
+	assert_false(ublk_server_knows(UBLK_F_USER_RECOVERY | UBLK_F_BATCH_IO));
+	assert_false(ublk_server_knows(1ULL << 63));
+}
+
 static void test_parameters_are_announced(void **state)
 {
 	struct ublk_params_sent p;
@@ -493,6 +506,7 @@ int main(void)
 		cmocka_unit_test(test_failed_durable_writes_stay_failed),
 		cmocka_unit_test(test_buffers_are_zeroes_until_something_is_put_there),
 		cmocka_unit_test(test_a_queue_starts_without_its_cpus),
+		cmocka_unit_test(test_disks_with_other_features_are_not_served),
 		cmocka_unit_test(test_parameters_are_announced),
 		cmocka_unit_test(test_replacements_must_fit),
 		cmocka_unit_test(test_a_process_is_known_by_its_device),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import time
@@ -45,6 +46,21 @@ def test_killed_server_is_recovered(add: Add, mode: str) -> None:
     ublk("recover", disk)
     assert info(disk)["state"] == "live"
     finish(load)
+
+
+def test_recovered_where_its_directory_is_gone(add: Add, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was for relative paths only."""
+    gone, program = tmp_path / "gone", UBLK.resolve()
+    for file, code in ((str(tmp_path / "absolute"), 0), ("../relative", 2)):
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        disk = run([program, "add", "passthrough", f"file={file}", "size=1M"]).strip()
+        monkeypatch.undo()
+        gone.rmdir()
+        kill(disk)
+        ublk("recover", disk, expect=code)
+        assert info(disk)["state"] == ("waiting" if code else "live")
+        ublk("delete", disk)
 
 
 def test_a_lost_file_is_not_created_again(add: Add, tmp_path: Path) -> None:
@@ -377,6 +393,70 @@ def test_killed_replacement_leaves_the_old_one(add: Add) -> None:
     )  # fmt: skip
     wait_until("the disk is served", lambda: info(disk)["state"] == "live", LIMIT)
     finish(load)
+
+
+def first_sectors(*files: Path) -> list[bytes]:
+    return [file.read_bytes()[:512] for file in files]
+
+
+@pytest.fixture
+def small_run() -> Iterator[None]:
+    """The records have room for one."""
+    directory = Path("/run/userblk-ublk")
+    directory.mkdir(exist_ok=True)
+    run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", directory])
+    try:
+        yield
+    finally:
+        run(["umount", directory])
+
+
+def test_a_replacement_that_is_not_recorded_leaves_the_old_one(small_run: None, add: Add, tmp_path: Path) -> None:
+    """The next recovery would serve the old file, without what was written since."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    disk = add("passthrough", f"file={old}", "size=1M")
+    shutil.copy(old, new)
+    output = ublk("replace", disk, "passthrough", f"file={new}", expect=None)
+    with open(disk, "wb", buffering=0) as stream:
+        stream.write(b"x" * 512)
+        os.fsync(stream.fileno())
+    served = first_sectors(old, new)
+    kill(disk)
+    ublk("recover", disk)
+    assert read(disk, 0, 512) == b"x" * 512, output
+    assert first_sectors(old, new) == served == [b"x" * 512, bytes(512)]
+    assert "No space left" in output and "continues as before" in output
+
+
+def test_a_replacement_that_fails_leaves_the_old_record(add: Add, tmp_path: Path) -> None:
+    """The new one was recorded before."""
+    disk = add("passthrough", f"file={NVME}")
+    record = Path("/run/userblk-ublk", disk.removeprefix("/dev/ublkb"))
+    before = record.read_bytes()
+    server = subprocess.Popen(
+        ["strace", "-D", "-o", "/dev/null", "-e", "inject=rename:delay_exit=60000000", UBLK,
+         "replace", "--foreground", disk, "--threads=1", "passthrough", f"file={NVME}"],
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_until("it is recorded", lambda: record.read_bytes() != before, LIMIT, process=server)
+    finally:
+        server.kill()
+        server.wait(LIMIT)
+    wait_until("the disk is served", lambda: info(disk)["state"] == "live", LIMIT)
+    assert record.read_bytes() == before
+    finish(start_verify(disk, "--size=1M"))
+
+
+def test_no_server_is_ended_to_which_there_is_no_way_back(add: Add) -> None:
+    disk = add("null", "size=1M")
+    pid = info(disk)["pid"]
+    record = Path("/run/userblk-ublk", disk.removeprefix("/dev/ublkb"))
+    kept = record.read_bytes()
+    record.unlink()
+    assert "its parameters are unknown" in ublk("replace", disk, "null", "size=1M", expect=2)
+    assert info(disk)["pid"] == pid and info(disk)["state"] == "live"
+    record.write_bytes(kept)
 
 
 def test_a_process_with_the_number_of_the_server_lives(add: Add) -> None:
