@@ -91,7 +91,9 @@ struct backend_info {
 	bool never_waits;    /* no call waits for anything: fit for a thread that may not */
 	bool answers_later;  /* backend_submit() does not wait for the device */
 	bool can_stall;	     /* may wait for something out of reach: see backend_stop() */
-	bool reads_zeroes;   /* all that it reads is zeroes: see BACKEND_ZEROED */
+	/* What a transfer writes may not change meanwhile: checksums are computed of it */
+	bool stable_writes;
+	bool reads_zeroes; /* all that it reads is zeroes: see BACKEND_ZEROED */
 };
 
 /* Where the bytes of a READ or WRITE lie in a file: see backend_get_backing(). */

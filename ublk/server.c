@@ -27,6 +27,9 @@
 /* The largest discard and write of zeroes in bytes: lengths have 32 bits. */
 #define MAX_RANGE (1u << 31)
 
+/* What keeps a device from zero copy: the kernel knows no way to tell the clients. */
+#define UNSTABLE "the device may compute checksums of pages that may change meanwhile"
+
 /* For how long a device node may take to appear, or an old server to go. */
 #define PATIENCE_MS 30000
 #define STEP_MS	    20
@@ -471,12 +474,15 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	dev->mode = o->mode;
 	dev->weak_flush = o->flush == UBLK_FLUSH_WEAK;
 	dev->mapped = o->mode == UBLK_MODE_URING && can_map(dev->device, &dev->info, &alignment);
-	dev->zero_copy = dev->mapped && o->zero_copy != UBLK_ZERO_COPY_OFF &&
-			 c->features & UBLK_F_AUTO_BUF_REG && alignment <= MAX_BLOCK;
+	dev->zero_copy = dev->mapped && !dev->info.stable_writes &&
+			 o->zero_copy != UBLK_ZERO_COPY_OFF && c->features & UBLK_F_AUTO_BUF_REG &&
+			 alignment <= MAX_BLOCK;
 	if (o->zero_copy == UBLK_ZERO_COPY_ON && !dev->zero_copy) {
 		backend_error(&host, "--zero-copy=on: %s",
 			!dev->mapped
 				? "needs --mode=uring and a device that is a file, as passthrough"
+			: dev->info.stable_writes
+				? UNSTABLE "; leave it out, or use direct=off"
 				: "this kernel's ublk has no AUTO_BUF_REG (6.16); leave it out");
 		backend_close(dev->device);
 		return EXIT_USAGE;
@@ -560,6 +566,8 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 		mismatch = ublk_server_mismatch(&old, &new);
 	if (!mismatch && dev->zero_copy && !dev->mapped)
 		mismatch = "the disk was added with zero copy, which needs --mode=uring and a file";
+	if (!mismatch && dev->zero_copy && dev->info.stable_writes)
+		mismatch = "the disk was added with zero copy, but " UNSTABLE;
 	if (mismatch) {
 		backend_error(
 			&host, "ublk%u: this device cannot serve the disk: %s", s.id, mismatch);

@@ -6,12 +6,12 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from guest import MIB, NVME, finish, read, run, start_verify
-from guest_ublk import MODES, NEEDS_UBLK, UBLK, Add, disks, info, mode_options, ublk
+from guest_ublk import MODES, NEEDS_UBLK, UBLK, Add, disks, info, kill, mode_options, ublk
 
 pytestmark = NEEDS_UBLK
 
@@ -139,6 +139,36 @@ def test_the_manual_has_what_help_has() -> None:
         (options, "OPTIONS", r"^    --([a-z-]+)", r"^\.It Fl -([a-z-]+)"),
     ):
         assert re.findall(said, help_part, re.M) == re.findall(written, sections[name], re.M) != []
+
+
+def test_no_zero_copy_where_pages_must_not_change(add: Add, stable_writes: Path) -> None:
+    """Such a device computes checksums of them, and the clients may write to theirs meanwhile."""
+    words = (*mode_options("zero-copy")[:1], "passthrough", f"file={NVME}")
+    disk = add(*words)
+    assert info(disk)["zero_copy"]
+    kill(disk)
+    stable_writes.write_text("1")
+    assert "may change" in ublk("recover", disk, expect=2)
+    stable_writes.write_text("0")
+    ublk("recover", disk)
+    ublk("delete", disk)
+    stable_writes.write_text("1")
+    disk = add(*words, "direct=off")
+    assert info(disk)["zero_copy"], "the page cache has copies"
+    ublk("delete", disk)
+    disk = add(*words)
+    assert info(disk)["zero_copy"] is False
+    finish(start_verify(disk, "--size=1M"))
+    ublk("delete", disk)
+    refused(("add", "--zero-copy=on", *words), "may change")
+
+
+@pytest.fixture
+def stable_writes() -> Iterator[Path]:
+    path = Path("/sys/block", Path(NVME).name, "queue/stable_writes")
+    before = path.read_text()
+    yield path
+    path.write_text(before)
 
 
 def refused(words: Sequence[str | Path], reason: str) -> None:
