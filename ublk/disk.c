@@ -44,7 +44,7 @@ bool ublk_disk_in_use(uint32_t id)
 
 	if (fd >= 0)
 		close(fd);
-	return fd == -EBUSY;
+	return ublk_disk_may_be_used(fd);
 }
 
 /* Writes and flushes that have ended of the disk of that directory in sysfs; 0: not known. */
@@ -333,19 +333,28 @@ static void mapper_name(const char *disk, char *name, int size)
 	fclose(file);
 }
 
-static void append_swap(uint32_t id, char *text, size_t size)
+static void append_mounts(const glob_t *nodes, char *text, size_t size)
+{
+	FILE *mounts = setmntent("/proc/self/mounts", "re");
+	struct mntent *mount;
+	dev_t device;
+
+	while (mounts && (mount = getmntent(mounts)))
+		if (find_node(mount->mnt_fsname, nodes, &device) < nodes->gl_pathc)
+			append(text, size, mount->mnt_dir, "");
+	if (mounts)
+		endmntent(mounts);
+}
+
+static void append_swap(const glob_t *nodes, char *text, size_t size)
 {
 	FILE *swaps = fopen("/proc/swaps", "re");
-	char path[512], disk[32];
+	char path[512];
 	dev_t device;
-	glob_t nodes;
 
-	snprintf(disk, sizeof disk, "/dev/ublkb%" PRIu32, id);
-	disk_nodes(disk, 0, &nodes);
 	while (swaps && fscanf(swaps, "%511s%*[^\n]", path) == 1)
-		if (find_node(path, &nodes, &device) < nodes.gl_pathc)
+		if (find_node(path, nodes, &device) < nodes->gl_pathc)
 			append(text, size, "swap", "");
-	globfree(&nodes);
 	if (swaps)
 		fclose(swaps);
 }
@@ -353,7 +362,7 @@ static void append_swap(uint32_t id, char *text, size_t size)
 void ublk_disk_users(uint32_t id, char *text, size_t size)
 {
 	char pattern[80], name[128];
-	glob_t holders = {0};
+	glob_t holders = {0}, nodes;
 
 	text[0] = 0;
 	snprintf(pattern, sizeof pattern, "/sys/block/ublkb%" PRIu32 "/holders/*", id);
@@ -368,5 +377,9 @@ void ublk_disk_users(uint32_t id, char *text, size_t size)
 		append(text, size, holder, name);
 	}
 	globfree(&holders);
-	append_swap(id, text, size);
+	snprintf(pattern, sizeof pattern, "/dev/ublkb%" PRIu32, id);
+	disk_nodes(pattern, 0, &nodes);
+	append_mounts(&nodes, text, size);
+	append_swap(&nodes, text, size);
+	globfree(&nodes);
 }

@@ -3,6 +3,7 @@
 #ifndef USERBLK_UBLK_DISK_H
 #define USERBLK_UBLK_DISK_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +14,14 @@
  */
 int ublk_disk_claim(uint32_t id);
 
-/* Is the disk mounted, or claimed by another program? */
+/* Is a disk mounted, or claimed by another program, of which ublk_disk_claim() answers this? Every
+ * other failure leaves that open, unless the disk is gone. */
+static inline bool ublk_disk_may_be_used(int claim)
+{
+	return claim < 0 && claim != -ENXIO && claim != -ENODEV;
+}
+
+/* The same, asked at once. */
 bool ublk_disk_in_use(uint32_t id);
 
 /* How long ublk_disk_sync() waits. Its functions are asked again and again. */
@@ -31,9 +39,14 @@ struct ublk_patience {
  * mounted here, then all of the machine, which may be on it in other ways; if they are not, these
  * are not waited for long. patience: NULL: the device is not known. 0 or negative errno: -EIO: some
  * of it cannot be written, also if over() ended the rest; -ETIME: nothing was written for a while,
- * or not all in the time of forced; -ECANCELED: over().
+ * or not all in the time of forced; -ECANCELED: over(); others: it could not be tried.
  */
 int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patience);
+/* Could it not be tried? */
+static inline bool ublk_disk_unsynced(int r)
+{
+	return r < 0 && r != -EIO && r != -ETIME && r != -ECANCELED;
+}
 /* What such an error means for the disk's last writes if it is removed now. */
 const char *ublk_disk_loss(int error);
 
@@ -41,8 +54,8 @@ const char *ublk_disk_loss(int error);
  * btrfs and NFS, whose device numbers are no disk's. */
 uint64_t ublk_disk_writes_below(int fd);
 
-/* What has claimed the disk or a partition: "dm-0 (vg-volume), md1, swap", cut at size bytes; "":
- * not known. */
+/* What uses the disk or a partition: "dm-0 (vg-volume), md1, /mnt, swap", cut at size bytes; "":
+ * not known. It is not opened for that, which may wait for its server. */
 void ublk_disk_users(uint32_t id, char *text, size_t size);
 
 #endif

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "programs/end_signals.h"
 #include "ublk/control.h"
@@ -69,15 +71,27 @@ static bool works(void *opaque)
 	return e->works(e->opaque);
 }
 
-static void tell_use(struct ublk_ending *e)
+/* Why the disk stays: what ublk_disk_claim() and ublk_disk_sync() answered. */
+static void tell_why(struct ublk_ending *e, int claim, int synced)
 {
 	char line[512], users[256];
 
 	ublk_disk_users(e->id, users, sizeof users);
-	snprintf(line, sizeof line,
-		"is in use%s%s; it will be removed once it is unmounted and released, or after a "
-		"second signal",
-		users[0] ? " by " : "", users);
+	if (ublk_disk_may_be_used(claim) && claim != -EBUSY)
+		snprintf(line, sizeof line,
+			"cannot be opened: %s, so that it is not known whether it is in use; it "
+			"will be removed after a second signal",
+			strerror(-claim));
+	else if (claim == -EBUSY)
+		snprintf(line, sizeof line,
+			"is in use%s%s; it will be removed once it is unmounted and released, or "
+			"after a second signal",
+			users[0] ? " by " : "", users);
+	else
+		snprintf(line, sizeof line,
+			"cannot be written back: sync: %s; it will be removed once that is "
+			"possible, or after a second signal",
+			strerror(-synced));
 	e->log(e->opaque, line);
 }
 
@@ -97,11 +111,14 @@ int ublk_ending_release(struct ublk_ending *e, int *claim)
 			break;
 		if (!hurry(e, 0)) {
 			*claim = ublk_disk_claim(e->id);
-			if (*claim != -EBUSY)
+			if (!ublk_disk_may_be_used(*claim) && !ublk_disk_unsynced(again))
 				break;
 			if (!told)
-				tell_use(e);
+				tell_why(e, *claim, again);
 			told = true;
+			if (*claim >= 0)
+				close(*claim);
+			*claim = -1;
 			while (!hurry(e, IN_USE_STEP_NS) && ublk_disk_in_use(e->id))
 				;
 		}

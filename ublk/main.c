@@ -146,18 +146,26 @@ static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 
 	if (r)
 		return r;
+	ublk_disk_users(id, users, sizeof users);
 	/* Only a live one: with others, the open may wait for a server. */
 	live = info.state == UBLK_S_DEV_LIVE;
-	if (live) {
+	if (live)
 		claim = ublk_disk_claim(id);
-		in_use = claim == -EBUSY;
-		if (in_use && !o->force) {
-			ublk_disk_users(id, users, sizeof users);
-			warnx("/dev/ublkb%u: in use%s%s; unmount or release it first, or use "
-			      "--force",
-				id, users[0] ? " by " : "", users);
-			return EXIT_USAGE;
-		}
+	/* A dead one has nothing to lose. */
+	in_use = live ? ublk_disk_may_be_used(claim) : users[0] && info.state != UBLK_S_DEV_DEAD;
+	if (live && in_use && claim != -EBUSY && !o->force) {
+		warnx("/dev/ublkb%u: cannot be opened: %s, so that it is not known whether it is "
+		      "in "
+		      "use; make that possible, or use --force",
+			id, strerror(-claim));
+		return EXIT_USAGE;
+	}
+	if (in_use && !o->force) {
+		warnx("/dev/ublkb%u: in use%s%s; unmount or release it first, or use --force", id,
+			users[0] ? " by " : "", users);
+		return EXIT_USAGE;
+	}
+	if (live) {
 		pidfd = server_of(&info);
 		r = write_back(o, in_use, &lost);
 	}

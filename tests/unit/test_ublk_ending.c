@@ -36,6 +36,7 @@ static struct pass passes[4];
 static unsigned synced, lines, sent;
 static bool synced_in_use[4];
 static bool in_use, is_gone;
+static int closed_to_us;  /* errno of each open of the disk */
 static int signal_in_use; /* that comes while the disk is waited for */
 static char last_line[512];
 
@@ -78,13 +79,15 @@ int __wrap_ublk_disk_sync(uint32_t id, bool used, const struct ublk_patience *pa
 int __wrap_ublk_disk_claim(uint32_t id)
 {
 	(void)id;
+	if (closed_to_us)
+		return -closed_to_us;
 	return in_use ? -EBUSY : CLAIM;
 }
 
 /* It is released once it was waited for. */
 bool __wrap_ublk_disk_in_use(uint32_t id)
 {
-	bool used = in_use;
+	bool used = in_use || closed_to_us;
 
 	(void)id;
 	if (lines && signal_in_use) {
@@ -128,7 +131,7 @@ static struct ublk_ending new_ending(void)
 	now = (struct timespec){.tv_sec = 1000};
 	synced = lines = sent = 0;
 	in_use = is_gone = false;
-	signal_in_use = 0;
+	signal_in_use = closed_to_us = 0;
 	last_line[0] = 0;
 	return (struct ublk_ending){.id = 5, .ended = ended, .works = works, .log = log_line};
 }
@@ -186,6 +189,60 @@ static void test_the_user_of_a_disk_is_named(void **state)
 	assert_int_equal(release(&e, &claim), 0);
 	assert_int_equal(lines, 1);
 	assert_non_null(strstr(last_line, "is in use by dm-0 (vg-lv); it will be removed once"));
+}
+
+static void test_a_disk_that_cannot_be_opened_may_be_in_use(void **state)
+{
+	struct ublk_ending e = new_ending();
+	int claim;
+
+	(void)state;
+	closed_to_us = EPERM;
+	signal_in_use = SIGTERM;
+	assert_int_equal(release(&e, &claim), 0);
+	assert_int_equal(sent, 2);
+	assert_int_equal(synced, 2);
+	assert_int_equal(lines, 1);
+	assert_non_null(strstr(last_line, "it is not known whether it is in use"));
+	assert_true(claim < 0);
+}
+
+static void test_a_disk_that_is_gone_is_not_in_use(void **state)
+{
+	struct ublk_ending e = new_ending();
+	int claim;
+
+	(void)state;
+	assert_true(ublk_disk_may_be_used(-EBUSY));
+	assert_true(ublk_disk_may_be_used(-ENOENT));
+	assert_false(ublk_disk_may_be_used(-ENODEV));
+	closed_to_us = ENXIO;
+	assert_int_equal(release(&e, &claim), 0);
+	assert_int_equal(lines, 0);
+}
+
+/* There is no sync(1), or no memory for it. */
+static void test_a_disk_that_nobody_could_write_back_stays(void **state)
+{
+	struct ublk_ending e = new_ending();
+	int claim;
+
+	(void)state;
+	passes[0].result = -ENOMEM;
+	assert_int_equal(release(&e, &claim), 0);
+	assert_int_equal(claim, CLAIM);
+	assert_int_equal(synced, 2);
+	assert_int_equal(lines, 1);
+	assert_non_null(strstr(last_line, "cannot be written back: sync: Cannot allocate memory"));
+
+	e = new_ending();
+	passes[0].result = -ENOENT;
+	passes[1].signals[0] = SIGTERM;
+	passes[1].result = passes[2].result = -ENOENT;
+	assert_int_equal(release(&e, &claim), -ENOENT);
+	assert_int_equal(synced, 3);
+	assert_int_equal(lines, 1);
+	assert_true(claim < 0);
 }
 
 /* It is what the manual says of it, although the first write-back has not ended. */
@@ -339,6 +396,9 @@ int main(void)
 		cmocka_unit_test(test_a_disk_that_nobody_uses_is_claimed),
 		cmocka_unit_test(test_signals_of_one_cause_are_one),
 		cmocka_unit_test(test_the_user_of_a_disk_is_named),
+		cmocka_unit_test(test_a_disk_that_cannot_be_opened_may_be_in_use),
+		cmocka_unit_test(test_a_disk_that_is_gone_is_not_in_use),
+		cmocka_unit_test(test_a_disk_that_nobody_could_write_back_stays),
 		cmocka_unit_test(test_a_second_signal_writes_back_once_more),
 		cmocka_unit_test(test_a_second_signal_ends_the_wait),
 		cmocka_unit_test(test_a_third_signal_ends_the_write_back),

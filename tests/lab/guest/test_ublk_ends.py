@@ -27,6 +27,18 @@ def test_waiting_disk_can_be_deleted(add: Add) -> None:
     assert load.wait(LIMIT) != 0
 
 
+def test_a_mounted_disk_that_waits_is_not_deleted(add: Add, mountpoint: Path) -> None:
+    """Its file system would lose what a server could still write."""
+    disk = add("passthrough", f"file={NVME}")
+    data = mount_with_file(disk, mountpoint)
+    kill(disk)
+    assert f"in use by {mountpoint}; unmount or release it" in ublk("delete", disk, expect=2)
+    ublk("recover", disk)
+    run(["umount", mountpoint])
+    ublk("delete", disk)
+    assert_kept(data, mountpoint)
+
+
 def test_the_signal_of_the_queues_is_not_believed(add: Add) -> None:
     """They say by SIGUSR1 that they have ended, which is not so if others send it."""
     disk = add("passthrough", f"file={NVME}")
@@ -144,6 +156,38 @@ def test_a_second_signal_ends_a_mounted_disk(add: Add, mountpoint: Path) -> None
     run(["umount", mountpoint])
     assert_kept(data, mountpoint)
     run(["fsck.ext4", "-f", "-n", NVME])
+
+
+def test_a_disk_that_its_server_cannot_open_may_be_in_use(add: Add, mountpoint: Path) -> None:
+    """As in a container that has the character device alone."""
+    nodes = """
+node() { mknod "/dev/$1" c $(tr : ' ' <"/sys/class/$2/$1/dev"); }
+mount -t tmpfs dev /dev
+node null mem
+node ublk-control misc
+until test -e /sys/class/ublk-char/ublkc3/dev; do sleep 0.1; done && node ublkc3 ublk-char &
+exec "$@"
+"""
+    server = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-ec", nodes, "sh", UBLK.resolve(), "add", "--foreground", "--number=3",
+         "passthrough", f"file=/proc/{os.getpid()}/root{NVME}"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert server.stdout and server.stdout.readline() == "/dev/ublkb3\n"
+        data = mount_with_file("/dev/ublkb3", mountpoint)
+        server.terminate()
+        assert "it is not known whether it is in use" in server.stdout.readline()
+        time.sleep(1.5)  # for what comes too early
+        assert info("/dev/ublkb3")["state"] == "live"
+        run(["umount", mountpoint])
+        server.terminate()
+        assert server.wait(LIMIT) == 1, "what it could not write is told"
+        wait_until("the disk is gone", lambda: disks() == [], LIMIT)
+        assert_kept(data, mountpoint)
+    finally:
+        server.kill()
+        server.communicate()
 
 
 def test_who_uses_a_disk_is_named(add: Add) -> None:
