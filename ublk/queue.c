@@ -43,8 +43,9 @@ struct ublk_queue {
 	uint16_t id;
 	cpu_set_t cpus;
 	pthread_t thread;
-	sem_t started;
-	int error; /* of the start */
+	sem_t done, go; /* a stage of the start is done; the next one is to begin */
+	bool starts;	/* what is to begin is no end */
+	int error;	/* of the stage */
 
 	struct io_uring ring;
 	const struct ublksrv_io_desc *iods; /* one a tag, written by the kernel */
@@ -470,7 +471,7 @@ static size_t page_multiple(size_t bytes)
 	return (bytes + page - 1) / page * page;
 }
 
-static int map_memory(struct ublk_queue *q)
+static int map_descriptions(struct ublk_queue *q)
 {
 	const struct ublk_dev *dev = q->dev;
 	size_t stride = page_multiple(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc));
@@ -482,6 +483,14 @@ static int map_memory(struct ublk_queue *q)
 	if (memory == MAP_FAILED)
 		return -errno;
 	q->iods = memory;
+	return 0;
+}
+
+static int map_buffers(struct ublk_queue *q)
+{
+	const struct ublk_dev *dev = q->dev;
+	void *memory;
+
 	if (dev->zero_copy)
 		return 0;
 	q->buffers_size = (size_t)dev->depth * dev->buffer_size;
@@ -517,27 +526,42 @@ static int set_up_ring(struct ublk_queue *q)
 	return r;
 }
 
+static void wait_for(sem_t *semaphore)
+{
+	while (sem_wait(semaphore) < 0)
+		; /* EINTR */
+}
+
+static int offer_tags(struct ublk_queue *q)
+{
+	int r;
+
+	for (uint16_t tag = 0; tag < q->dev->depth; tag++)
+		fetch(q, &q->ios[tag], UBLK_U_IO_FETCH_REQ, 0);
+	arm_wake(q);
+	r = io_uring_submit(&q->ring);
+	return r < 0 ? r : 0;
+}
+
 static void *run(void *opaque)
 {
 	struct ublk_queue *q = opaque;
 	const struct ublk_dev *dev = q->dev;
-	int r = set_up_ring(q);
+	int r = q->error = set_up_ring(q);
 
-	if (r == 0) {
-		for (uint16_t tag = 0; tag < dev->depth; tag++)
-			fetch(q, &q->ios[tag], UBLK_U_IO_FETCH_REQ, 0);
-		arm_wake(q);
-		r = io_uring_submit(&q->ring);
-		if (r < 0)
-			io_uring_queue_exit(&q->ring);
-	}
-	q->error = r < 0 ? r : 0;
-	sem_post(&q->started);
+	sem_post(&q->done);
 	if (r < 0)
 		return NULL;
-	loop(q);
+	wait_for(&q->go);
+	if (q->starts) {
+		r = q->error = offer_tags(q);
+		sem_post(&q->done);
+		if (r == 0)
+			loop(q);
+	}
 	io_uring_queue_exit(&q->ring);
-	dev->ended(dev->opaque);
+	if (q->starts && r == 0)
+		dev->ended(dev->opaque);
 	return NULL;
 }
 
@@ -549,12 +573,13 @@ void ublk_queue_free(struct ublk_queue *q)
 		munmap(q->buffers, q->buffers_size);
 	if (q->wake >= 0)
 		close(q->wake);
-	sem_destroy(&q->started);
+	sem_destroy(&q->done);
+	sem_destroy(&q->go);
 	free(q->ios);
 	free(q);
 }
 
-int ublk_queue_start(
+int ublk_queue_new(
 	const struct ublk_dev *dev, uint16_t id, const cpu_set_t *cpus, struct ublk_queue **out)
 {
 	struct ublk_queue *q = calloc(1, sizeof *q);
@@ -567,10 +592,11 @@ int ublk_queue_start(
 	choose_handlers(q);
 	q->id = id;
 	q->last_for_workers = &q->for_workers;
-	sem_init(&q->started, 0, 0);
+	sem_init(&q->done, 0, 0);
+	sem_init(&q->go, 0, 0);
 	q->wake = eventfd(0, EFD_CLOEXEC);
 	q->ios = calloc(dev->depth, sizeof *q->ios);
-	r = q->wake < 0 ? -errno : q->ios ? map_memory(q) : -ENOMEM;
+	r = q->wake < 0 ? -errno : q->ios ? map_buffers(q) : -ENOMEM;
 	if (r < 0) {
 		ublk_queue_free(q);
 		return r;
@@ -588,8 +614,7 @@ int ublk_queue_start(
 	if (r == -EINVAL) /* they are offline, or not in our cpuset */
 		r = -pthread_create(&q->thread, NULL, run, q);
 	if (r == 0) {
-		while (sem_wait(&q->started) < 0)
-			; /* EINTR */
+		wait_for(&q->done);
 		r = q->error;
 		if (r < 0)
 			pthread_join(q->thread, NULL);
@@ -602,7 +627,21 @@ int ublk_queue_start(
 	return 0;
 }
 
+int ublk_queue_start(struct ublk_queue *q)
+{
+	int r = map_descriptions(q);
+
+	if (r < 0)
+		return r;
+	q->starts = true;
+	sem_post(&q->go);
+	wait_for(&q->done);
+	return q->error;
+}
+
 void ublk_queue_join(struct ublk_queue *q)
 {
+	if (!q->starts)
+		sem_post(&q->go);
 	pthread_join(q->thread, NULL);
 }

@@ -41,11 +41,13 @@ struct ublk_dev {
 struct ublk_queue;
 
 /*
- * Starts the thread of queue number id and returns once it has offered all its
- * tags to the kernel. cpus: where it runs if it can. 0 or a negative errno.
+ * Queue number id with its thread and all memory that it needs, of which the kernel's driver does
+ * not know yet. cpus: where it runs if it can. 0 or a negative errno.
  */
-int ublk_queue_start(
+int ublk_queue_new(
 	const struct ublk_dev *dev, uint16_t id, const cpu_set_t *cpus, struct ublk_queue **out);
+/* Returns once the thread has offered all its tags to the kernel. 0 or a negative errno. */
+int ublk_queue_start(struct ublk_queue *queue);
 /* Has it a request that it has not answered? From any thread. */
 bool ublk_queue_serves(const struct ublk_queue *queue);
 /* Waits for the end of the thread: the kernel has taken the device away. */

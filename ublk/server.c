@@ -248,8 +248,8 @@ static void queue_ended(void *opaque)
 		pthread_kill(s->main, SIGUSR1);
 }
 
-/* Starts the threads, which offer all tags. 0 or negative errno. */
-static int start_threads(struct server *s, const struct ublk_server_options *o, uint16_t queues)
+/* All that needs memory and threads. 0 or negative errno. */
+static int prepare_queues(struct server *s, const struct ublk_server_options *o, uint16_t queues)
 {
 	struct ublk_dev *dev = &s->dev;
 	bool in_place =
@@ -272,11 +272,21 @@ static int start_threads(struct server *s, const struct ublk_server_options *o, 
 		int r = ublk_control_affinity(s->control, s->id, i, &cpus);
 
 		if (r == 0)
-			r = ublk_queue_start(dev, i, &cpus, &s->queues[i]);
+			r = ublk_queue_new(dev, i, &cpus, &s->queues[i]);
 		if (r < 0)
 			return r;
 	}
 	return 0;
+}
+
+/* Offers all tags to the kernel. 0 or negative errno. */
+static int start_queues(struct server *s)
+{
+	int r = 0;
+
+	for (unsigned i = 0; i < s->started && r == 0; i++)
+		r = ublk_queue_start(s->queues[i]);
+	return r;
 }
 
 /* Once the kernel has taken all tags away. Negative errno: not all that was written is kept. */
@@ -386,12 +396,18 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	int r, kept;
 
 	backend_start(s->dev.device);
-	r = start_threads(s, o, queues);
+	r = prepare_queues(s, o, queues);
 	if (r == 0 && recovers) {
 		r = user->taking(user->opaque, s->id);
 		if (r < 0)
 			_exit(EXIT_FAILURE);
 	}
+	/*
+	 * From here on as little as possible may fail: before Linux 6.16, a server that ends while
+	 * it has some of the queues leaves a disk that no other server can have.
+	 */
+	if (r == 0)
+		r = start_queues(s);
 	if (r == 0) {
 		step = recovers ? "END_USER_RECOVERY" : "START_DEV";
 		r = recovers ? ublk_control_end_recovery(s->control, s->id, &s->ended)

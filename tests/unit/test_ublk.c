@@ -298,8 +298,14 @@ static void test_a_queue_starts_without_its_cpus(void **state)
 	CPU_ZERO(&cpus);
 	CPU_SET(CPU_SETSIZE - 1, &cpus);
 	assert_int_equal(sched_setaffinity(0, sizeof cpus, &cpus), -1);
-	assert_int_equal(ublk_queue_start(&dev, 0, &cpus, &queue), 0);
+	assert_int_equal(ublk_queue_new(&dev, 0, &cpus, &queue), 0);
+	assert_int_equal(ublk_queue_start(queue), 0);
 	/* The file knows no commands. */
+	ublk_queue_join(queue);
+	ublk_queue_free(queue);
+	assert_int_equal(ended, 1);
+	/* One that is given up has no end to tell of. */
+	assert_int_equal(ublk_queue_new(&dev, 0, &cpus, &queue), 0);
 	ublk_queue_join(queue);
 	ublk_queue_free(queue);
 	assert_int_equal(ended, 1);

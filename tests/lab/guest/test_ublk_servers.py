@@ -383,6 +383,24 @@ def test_replacement_without_threads_leaves_the_old_one(add: Add) -> None:
     finish(load)
 
 
+@pytest.mark.parametrize("queue", [1, 2])
+def test_replacement_without_a_queue_leaves_the_old_one(add: Add, queue: int) -> None:
+    """Before Linux 6.16, the driver must not know of any queue by then: the next server could have none."""
+    words = ("null", f"size={16 * MIB}")
+    disk = add("--queues=2", *words)
+    if info(disk)["queues"] < queue:
+        pytest.skip("machine: it has one CPU")
+    output = run(
+        ["strace", "-o", "/dev/null", "-e", f"inject=clone3:error=EAGAIN:when={queue}", UBLK,
+         "replace", "--foreground", "--mode=uring", disk, *words],
+        expect=1,
+    )  # fmt: skip
+    assert "cannot start the queues" in output and "continues as before" in output
+    assert info(disk)["state"] == "live"
+    ublk("replace", disk, *words)
+    assert not any(read(disk, 0, MIB))
+
+
 def test_killed_replacement_leaves_the_old_one(add: Add) -> None:
     disk = add("passthrough", f"file={NVME}")
     load = start_verify(disk, "--size=16M")
