@@ -55,7 +55,9 @@ struct ublk_queue {
 	struct io *ios;
 	_Atomic unsigned
 		in_service; /* requests that the kernel waits for; set by the thread alone */
-	bool stopping;	    /* the kernel has begun to take tags away */
+	_Atomic uint64_t
+		written; /* requests but reads that were answered; set by the thread alone */
+	bool stopping;	 /* the kernel has begun to take tags away */
 	struct work *for_workers, **last_for_workers;
 
 	/* From the workers: requests that are finished, newest first. */
@@ -160,6 +162,11 @@ bool ublk_queue_serves(const struct ublk_queue *q)
 	return in_service(q) > 0;
 }
 
+uint64_t ublk_queue_written(const struct ublk_queue *q)
+{
+	return atomic_load_explicit(&q->written, memory_order_relaxed);
+}
+
 /* Fetches the tag's next request, after the result of the last one, if any, is committed. */
 static void fetch(struct ublk_queue *q, struct io *io, uint32_t op, int result)
 {
@@ -187,6 +194,8 @@ static void finish(struct io *io, int result)
 	struct ublk_queue *q = io->queue;
 
 	count_in_service(q, -1);
+	if (io->request.op != BACKEND_READ)
+		atomic_store_explicit(&q->written, ublk_queue_written(q) + 1, memory_order_relaxed);
 	if (q->dev->info.reads_zeroes)
 		io->dirty = ublk_queue_dirty(&io->request, result, io->dirty);
 	fetch(q, io, UBLK_U_IO_COMMIT_AND_FETCH_REQ, ublk_queue_answer(&io->request, result));

@@ -50,7 +50,9 @@ int ublk_queue_new(
 int ublk_queue_start(struct ublk_queue *queue);
 /* Has it a request that it has not answered? From any thread. */
 bool ublk_queue_serves(const struct ublk_queue *queue);
-/* Waits for the end of the thread: the kernel has taken the device away. */
+/* How many requests but reads it has answered. From any thread. */
+uint64_t ublk_queue_written(const struct ublk_queue *queue);
+/* Waits for the end of the thread: the kernel has taken the device away, or it was not started. */
 void ublk_queue_join(struct ublk_queue *queue);
 /* After the join, and after the end of all threads that may still be answering. */
 void ublk_queue_free(struct ublk_queue *queue);

@@ -47,7 +47,7 @@ struct server {
 	pthread_t main;
 	_Atomic bool logs; /* standard error no longer has a reader */
 	_Atomic bool error_told;
-	uint64_t writes_below; /* see device_works() */
+	uint64_t written, writes_below; /* see device_works() */
 	/* While it waits for the device: */
 	bool keeps;	 /* errors, as they may go away by waiting */
 	char kept[1024]; /* the first one */
@@ -322,19 +322,25 @@ static bool queues_ended(void *opaque)
 }
 
 /*
- * Does the device work on what it has? One that may wait for something out of reach knows that; of
- * a file, the disk below shows it: a flush of a large page cache is one request that takes minutes.
+ * Does the device work on what it has? What it finishes shows that. While it does not, one that
+ * may wait for something out of reach knows that; of a file, the disk below shows it: a flush of a
+ * large page cache is one request that takes minutes.
  */
 static bool device_works(void *opaque)
 {
 	struct server *s = opaque;
 	struct backend_request first = {.op = BACKEND_READ, .length = s->dev.info.block_size};
 	struct backend_backing backing;
-	uint64_t before = s->writes_below;
+	uint64_t before = s->writes_below, written_before = s->written;
 	bool serves = false;
 
-	for (unsigned i = 0; i < s->started; i++)
+	s->written = 0;
+	for (unsigned i = 0; i < s->started; i++) {
 		serves = serves || ublk_queue_serves(s->queues[i]);
+		s->written += ublk_queue_written(s->queues[i]);
+	}
+	if (s->written != written_before)
+		return true;
 	if (!serves)
 		return false;
 	if (s->dev.info.can_stall)

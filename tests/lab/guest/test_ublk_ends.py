@@ -206,8 +206,13 @@ def test_who_uses_a_disk_is_named(add: Add) -> None:
 
 
 @pytest.mark.long
-def test_a_long_flush_is_no_loss(tmp_path: Path) -> None:
-    """The writes wait in the page cache of the device, and the flush takes longer than a disk that does nothing may."""
+@pytest.mark.parametrize("cause", ["flush", "writes that sysfs does not show"])
+def test_a_long_write_back_is_no_loss(tmp_path: Path, cause: str) -> None:
+    """
+    It takes longer than a disk that does nothing may. flush: one of what waits in the page cache of the device, which
+    shows work below; writes: which end one after the other.
+    """
+    statistics = "1" if cause == "flush" else "0"
     for module in ("ublk_drv", "nbd"):
         run(["modprobe", module])
     socket_path = tmp_path / "socket"
@@ -221,10 +226,13 @@ def test_a_long_flush_is_no_loss(tmp_path: Path) -> None:
         run(["nbd-client", "-unix", socket_path, "/dev/nbd0"])
         Path("/sys/block/nbd0/queue/max_sectors_kb").write_text("64")  # so that one after the other ends
         server = subprocess.Popen(
-            [UBLK, "add", "--foreground", "--number=5", "passthrough", "file=/dev/nbd0", "direct=off"],
+            [UBLK, "add", "--foreground", "--number=5", "passthrough", "file=/dev/nbd0",
+             "direct=off" if cause == "flush" else "direct=on"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert server.stdout and server.stdout.readline() == "/dev/ublkb5\n"
+        for name in ("nbd0", "ublkb5"):
+            Path("/sys/block", name, "queue/iostats").write_text(statistics)
         with dirty("/dev/ublkb5"):
             begun = time.monotonic()
             server.terminate()
