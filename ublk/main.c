@@ -182,9 +182,15 @@ static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 		}
 		ublk_record_remove(id, info.ublksrv_flags);
 		if (!has_ended(pidfd, UBLK_CONTROL_LIMIT * 1000)) {
-			warnx("ublk%u: removed, but its server (process %d) does not end; kill "
-			      "it",
+			warnx("ublk%u: removed, but its server (process %d) is still writing to "
+			      "its device; the system log will have what comes of it",
 				id, info.ublksrv_pid);
+			return EXIT_FAILURE;
+		}
+		if (ublk_record_take_failure(id, info.ublksrv_flags)) {
+			warnx("ublk%u: removed, but its server could not keep all that was "
+			      "written; see the system log",
+				id);
 			return EXIT_FAILURE;
 		}
 		printf("/dev/ublkb%u: %s%s\n", id,

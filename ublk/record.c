@@ -115,6 +115,9 @@ int ublk_record_write(uint32_t id, uint64_t cookie, const char *directory, char 
 	else if (!is_written(path, text, length))
 		r = replace_file(path, temporary, text, length);
 	free(text);
+	/* Of an earlier disk, whose end nobody waited for. */
+	path_of(id, ".failed", path);
+	unlink(path);
 	return r;
 }
 
@@ -167,4 +170,23 @@ void ublk_record_remove(uint32_t id, uint64_t cookie)
 
 	path_of(id, "", path);
 	unlink(path);
+}
+
+void ublk_record_leave_failure(uint32_t id, uint64_t cookie)
+{
+	char path[64], temporary[64], text[17];
+	int length = snprintf(text, sizeof text, "%016" PRIx64, cookie);
+
+	path_of(id, ".failed", path);
+	path_of(id, ".new", temporary);
+	replace_file(path, temporary, text, (size_t)length);
+}
+
+bool ublk_record_take_failure(uint32_t id, uint64_t cookie)
+{
+	char path[64], expected[17];
+	int length = snprintf(expected, sizeof expected, "%016" PRIx64, cookie);
+
+	path_of(id, ".failed", path);
+	return is_written(path, expected, (size_t)length) && unlink(path) == 0;
 }

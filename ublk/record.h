@@ -7,6 +7,7 @@
 #ifndef USERBLK_UBLK_RECORD_H
 #define USERBLK_UBLK_RECORD_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define UBLK_RECORD_DIRECTORY "/run/userblk-ublk"
@@ -25,5 +26,10 @@ int ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record);
 void ublk_record_free(struct ublk_record *record);
 /* Only if it is that cookie's. */
 void ublk_record_remove(uint32_t id, uint64_t cookie);
+
+/* For the program that removes the disk: its server could not keep all that was acknowledged. */
+void ublk_record_leave_failure(uint32_t id, uint64_t cookie);
+/* Was that left? It no longer is. */
+bool ublk_record_take_failure(uint32_t id, uint64_t cookie);
 
 #endif

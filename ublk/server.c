@@ -15,6 +15,7 @@
 #include "programs/exit_codes.h"
 #include "ublk/disk.h"
 #include "ublk/ending.h"
+#include "ublk/record.h"
 #include "ublk/server.h"
 #include "ublk/stopping.h"
 
@@ -40,6 +41,7 @@
 struct server {
 	struct ublk_control *control;
 	uint32_t id;
+	uint64_t cookie;
 	struct ublk_dev dev;
 	struct ublk_queue **queues;
 	unsigned started; /* queues with a thread */
@@ -351,6 +353,14 @@ static bool device_works(void *opaque)
 	return s->writes_below != before;
 }
 
+/* Has another program stopped the disk, and does not just want another server? */
+static bool is_stopped(struct server *s)
+{
+	struct ublksrv_ctrl_dev_info info;
+
+	return ublk_control_info(s->control, s->id, &info) < 0 || info.state == UBLK_S_DEV_DEAD;
+}
+
 static void log_ending(void *opaque, const char *line)
 {
 	log_line(opaque, line, "");
@@ -462,6 +472,8 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 			return failed(s, "DEL_DEV", r);
 		if (released == 0 && kept == 0)
 			log_line(s, "written back and removed", "");
+	} else if (kept < 0 && is_stopped(s)) {
+		ublk_record_leave_failure(s->id, s->cookie);
 	}
 	return kept < 0 || released < 0 ? EXIT_FAILURE : 0;
 }
@@ -469,7 +481,7 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 int ublk_server_add(struct ublk_control *c, const struct params *params,
 	const struct ublk_server_options *o, uint64_t cookie, const struct ublk_server_user *user)
 {
-	struct server s = {.control = c, .id = (uint32_t)o->id};
+	struct server s = {.control = c, .id = (uint32_t)o->id, .cookie = cookie};
 	struct ublk_dev *dev = &s.dev;
 	const struct backend_host host = {.opaque = &s, .error = host_error};
 	struct ublksrv_ctrl_dev_info info = {
@@ -561,6 +573,7 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 		r = ublk_control_get_params(c, s.id, &old);
 	if (r < 0)
 		return failed(&s, "cannot be examined", r);
+	s.cookie = info.ublksrv_flags;
 	/* The old server may not be quite gone, and may hold the device that we must open. */
 	r = ublk_control_start_recovery(c, s.id);
 	for (int waited = 0; r == -EBUSY && waited < PATIENCE_MS; waited += STEP_MS) {

@@ -102,6 +102,16 @@ def test_what_cannot_be_written_back_stays_unless_forced(add: Add, broken: tuple
     assert disks() == []
 
 
+def test_what_the_server_could_not_keep_is_told(add: Add, broken: tuple[str, Callable[[], None]]) -> None:
+    """With weak flushes, its last one decides that."""
+    device, break_it = broken
+    disk = add("--flush=weak", "passthrough", f"file={device}", "direct=off")
+    with dirty(disk):
+        break_it()
+        assert "its server could not keep" in ublk("delete", disk, expect=1)
+    assert disks() == [] and not list(Path("/run/userblk-ublk").glob("*"))
+
+
 @pytest.fixture
 def broken() -> Iterator[tuple[str, Callable[[], None]]]:
     """A device, and what makes all its writes fail from then on."""
