@@ -483,8 +483,12 @@ static int recover(const struct ublk_options *o)
 	/* A server that was killed may be about to go. */
 	for (int waited = 0; info.state == UBLK_S_DEV_LIVE; waited += STEP_MS) {
 		if (waited >= PATIENCE_MS) {
-			warnx("ublk%u: has a server (process %d); stop it first, or use replace",
-				info.dev_id, info.ublksrv_pid);
+			if (info.ublksrv_pid <= 0)
+				warnx("ublk%u: its server is still ending; try again", info.dev_id);
+			else
+				warnx("ublk%u: has a server (process %d); stop it first, or use "
+				      "replace",
+					info.dev_id, info.ublksrv_pid);
 			return EXIT_USAGE;
 		}
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
@@ -544,11 +548,16 @@ static int find_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *inf
 		/* One that is just ending has closed its files before; once it has ended, its
 		 * io_uring may still wait for requests. */
 		if (waited >= (*pidfd == -ESRCH ? END_LIMIT * 1000 : PATIENCE_MS)) {
-			warnx("ublk%u: its server is not found: it called itself process %d, and "
-			      "no process of that number has the disk here; if it is just ending, "
-			      "try again, otherwise run this where the server runs, such as in its "
-			      "container",
-				info->dev_id, info->ublksrv_pid);
+			if (info->ublksrv_pid <= 0)
+				warnx("ublk%u: its server has ended, but the kernel still waits "
+				      "for what it had; try again",
+					info->dev_id);
+			else
+				warnx("ublk%u: its server is not found: it called itself process "
+				      "%d, and no process of that number has the disk here; if it "
+				      "is just ending, try again, otherwise run this where the "
+				      "server runs, such as in its container",
+					info->dev_id, info->ublksrv_pid);
 			return EXIT_USAGE;
 		}
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);

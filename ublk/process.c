@@ -68,8 +68,9 @@ int ublk_process_with(pid_t pid, dev_t device)
 	DIR *threads;
 	int r;
 
+	/* The kernel has none for one that its parent has waited for. */
 	if (end.fd < 0)
-		return -errno;
+		return pid > 0 ? -errno : -ESRCH;
 	snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
 	threads = opendir(path);
 	/* They share what is open, but one that has ended has nothing. */

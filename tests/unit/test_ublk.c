@@ -435,6 +435,8 @@ static void test_a_process_is_known_by_its_device(void **state)
 	close(fd);
 	assert_int_equal(ublk_process_with(child, zero.st_rdev), -ENXIO);
 	assert_int_equal(ublk_process_with(getpid(), full.st_rdev), -ENXIO);
+	/* What Linux 6.16 tells of a process that has gone. */
+	assert_int_equal(ublk_process_with(-1, full.st_rdev), -ESRCH);
 	assert_int_equal(kill(child, SIGKILL), 0);
 	/* Its number is still there. */
 	assert_int_equal(waitid(P_PID, (id_t)child, &(siginfo_t){0}, WEXITED | WNOWAIT), 0);
