@@ -149,7 +149,7 @@ int ublk_control_open(struct ublk_control *c)
 	r = io_uring_queue_init(4, &c->ring, IORING_SETUP_SQE128);
 	if (r < 0) {
 		close(c->fd);
-		return r;
+		return r == -EPERM || r == -EACCES ? -ENOSYS : r;
 	}
 	r = with_buffer(c, UBLK_U_CMD_GET_FEATURES, (uint32_t)-1, &c->features, UBLK_FEATURES_LEN);
 	if (r == 0 && !(c->features & UBLK_F_CMD_IOCTL_ENCODE))

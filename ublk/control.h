@@ -22,7 +22,8 @@ struct ublk_control {
 	uint64_t sent;	   /* commands so far */
 };
 
-/* -ENOENT: no ublk in this kernel; -EOPNOTSUPP: one that is too old (before 6.5). */
+/* -ENOENT: no ublk in this kernel; -EOPNOTSUPP: one that is too old (before 6.5); -ENOSYS: no
+ * io_uring for this process. */
 int ublk_control_open(struct ublk_control *c);
 void ublk_control_close(struct ublk_control *c);
 

@@ -66,6 +66,10 @@ static int open_control(struct ublk_control *c)
 	case EPERM:
 		warnx(UBLK_CONTROL_PATH ": %s; run as root", strerror(-r));
 		break;
+	case ENOSYS:
+		warnx("io_uring: not allowed by this machine or container; see the sysctl "
+		      "kernel.io_uring_disabled");
+		break;
 	case EOPNOTSUPP:
 		warnx(UBLK_CONTROL_PATH ": this kernel's ublk is too old; run Linux 6.5 or later");
 		break;
@@ -288,7 +292,7 @@ static void ready(void *opaque, uint32_t id)
 	struct start *start = opaque;
 	struct ublksrv_ctrl_dev_info info;
 	unsigned char code = (unsigned char)start->code;
-	int null, r = ublk_record_write(id, start->cookie, start->directory, start->argv);
+	int null;
 
 	if (!start->recorded)
 		record(start, id);

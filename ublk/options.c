@@ -13,8 +13,8 @@
 #define DEFAULT_DEPTH	128
 #define DEFAULT_THREADS 16 /* as under nbdkit and tcmu-runner */
 #define MAX_THREADS	256
-#define MAX_QUEUES	4096 /* UBLK_MAX_NR_QUEUES */
-#define MAX_NUMBER	(1 << 20)
+#define MAX_QUEUES	4096		/* UBLK_MAX_NR_QUEUES */
+#define MAX_NUMBER	((1 << 20) - 1) /* MINORBITS */
 
 static const char *const mode_names[] = {"workers", "uring", NULL};
 static const char *const zero_copy_names[] = {"auto", "on", "off", NULL};

@@ -129,14 +129,21 @@ int ublk_show_list(struct ublk_control *c, bool json)
 {
 	size_t count, printed = 0;
 	uint32_t *numbers = find_disks(&count);
+	int code = 0;
 
 	if (json)
 		printf("[");
 	for (size_t i = 0; i < count; i++) {
 		struct ublksrv_ctrl_dev_info info;
+		int r = ublk_control_info(c, numbers[i], &info);
 
-		if (ublk_control_info(c, numbers[i], &info) < 0)
-			continue; /* gone */
+		if (r == -ENODEV) /* gone */
+			continue;
+		if (r < 0) {
+			warnx("ublk%u: %s", numbers[i], strerror(-r));
+			code = EXIT_FAILURE;
+			continue;
+		}
 		if (json && printed)
 			printf(", ");
 		ublk_show_disk(&info, json);
@@ -147,7 +154,7 @@ int ublk_show_list(struct ublk_control *c, bool json)
 	if (json)
 		printf("]\n");
 	free(numbers);
-	return 0;
+	return code;
 }
 
 int ublk_examine(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)

@@ -78,6 +78,9 @@ static void test_disks_have_three_names(void **state)
 	assert_int_equal(ublk_options_disk("3x"), -1);
 	assert_int_equal(ublk_options_disk("/dev/nbd3"), -1);
 	assert_int_equal(ublk_options_disk("ublkb"), -1);
+	assert_int_equal(
+		ublk_options_disk("1048575"), 1048575); /* the kernel's last minor number */
+	assert_int_equal(ublk_options_disk("1048576"), -1);
 	assert_int_equal(ublk_options_disk("99999999999999999999"), -1);
 }
 
@@ -112,6 +115,7 @@ static void test_mistakes_are_named(void **state)
 		{"add --depth=4097 null size=1M", "--depth=4097: must be"},
 		{"add --queues=two null size=1M", "--queues=two: must be"},
 		{"add --threads=1x null size=1M", "--threads=1x: must be"},
+		{"add --number=1048576 null size=1M", "must be a number from 0 to 1048575"},
 		{"add --mode=fast null size=1M", "--mode=fast: must be one of workers, uring"},
 		{"add --mode", "--mode: needs a value"},
 		{"add --nonsense null size=1M", "--nonsense: no such option"},

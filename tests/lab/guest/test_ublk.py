@@ -192,6 +192,26 @@ def test_refusals(add: Add, tmp_path: Path) -> None:
     assert [found["disk"] for found in disks()] == [disk]
 
 
+def test_io_uring_may_be_disabled() -> None:
+    """That is not told of a user, who may be root."""
+    sysctl = Path("/proc/sys/kernel/io_uring_disabled")
+    if not sysctl.exists():
+        pytest.skip("kernel: io_uring cannot be disabled")
+    before = sysctl.read_text()
+    sysctl.write_text("2")
+    try:
+        output = ublk("features", expect=1)
+    finally:
+        sysctl.write_text(before)
+    assert "io_uring" in output and "root" not in output and output.count("\n") == 1
+
+
+def test_a_disk_that_cannot_be_examined_is_told(add: Add) -> None:
+    add("null", "size=1M")
+    trace = ["strace", "-o", "/dev/null", "-e", "inject=io_uring_enter:error=ENOMEM:when=2+"]
+    assert "ublk0: Cannot allocate memory" in run([*trace, UBLK, "list"], expect=1)
+
+
 def test_unprivileged_users_are_refused(add: Add) -> None:
     disk = add("null", "size=1M")
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(UBLK)]
