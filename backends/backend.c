@@ -136,6 +136,19 @@ void backend_stop(struct backend *b)
 		b->ops->stop(b);
 }
 
+int backend_watch(const struct params *params)
+{
+	const struct backend_ops *ops = params_ops(params);
+
+	return ops->watch ? ops->watch(params_config(params)) : -EOPNOTSUPP;
+}
+
+void backend_heed(struct backend *b, int watch)
+{
+	if (b->ops->heed)
+		b->ops->heed(b, watch);
+}
+
 bool backend_stalled(struct backend *b)
 {
 	return b->ops->stalled && b->ops->stalled(b);

@@ -193,6 +193,16 @@ struct backend_kind backend_kind(const struct backend_ops *ops);
 int backend_open(const struct params *params, uint64_t size, const struct backend_host *host,
 	struct backend **out);
 /*
+ * For a process that takes a device over from another one, which may die while it makes data
+ * durable: the kernel then has told that process of a failure, and tells nobody else. Before the
+ * other one is ended: a descriptor that hears of it as well, which the caller closes; negative:
+ * there is none.
+ */
+int backend_watch(const struct params *params);
+/* The device is open, and the other process has ended: what the descriptor has heard of meanwhile
+ * is a failure of this one's flush. One of another device has heard of nothing. */
+void backend_heed(struct backend *b, int watch);
+/*
  * The process that serves is this one: to be called once, before the first request. A device that
  * is closed without it leaves no file that it has created.
  */

@@ -39,6 +39,9 @@ struct backend_ops {
 	 */
 	void (*stop)(struct backend *b);
 	bool (*stalled)(struct backend *b); /* Is something out of reach now? With stop. */
+	/* backend_watch() and backend_heed(). NULL: nothing is lost in that way. */
+	int (*watch)(const void *config);
+	void (*heed)(struct backend *b, int watch);
 	/* 0, or negative errno if something that was acknowledged could not be kept. */
 	int (*close)(struct backend *b);
 	int (*info)(struct backend *b, struct backend_info *info);

@@ -11,6 +11,7 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "backends/dio.h"
@@ -334,6 +335,29 @@ static int passthrough_flush(struct backend *b)
 	return sync_data(p);
 }
 
+/* Unlike the server's, it claims nothing. */
+static int passthrough_watch(const void *config)
+{
+	const struct passthrough_config *c = config;
+	int fd = c->readonly ? -1 : open(c->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+
+	return fd < 0 ? -ENOENT : fd;
+}
+
+static void passthrough_heed(struct backend *b, int watch)
+{
+	struct passthrough *p = (struct passthrough *)b;
+	struct stat own, watched;
+
+	if (fstat(p->fd, &own) < 0 || fstat(watch, &watched) < 0 ||
+		(p->is_device ? own.st_rdev != watched.st_rdev
+			      : own.st_dev != watched.st_dev || own.st_ino != watched.st_ino))
+		return;
+	/* Reports what failed since the open of this descriptor, and waits for a page at most. */
+	if (sync_file_range(watch, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) < 0)
+		keep_flush_error(p, -errno);
+}
+
 /* ---- trim and zero ---------------------------------------------------------- */
 
 static bool is_unsupported(int r)
@@ -606,6 +630,8 @@ const struct backend_ops passthrough_backend = {
 	.available = passthrough_available,
 	.readv = passthrough_readv,
 	.writev = passthrough_writev,
+	.watch = passthrough_watch,
+	.heed = passthrough_heed,
 	.flush = passthrough_flush,
 	.trim = passthrough_trim,
 	.zero = passthrough_zero,

@@ -224,6 +224,8 @@ struct start {
 	 */
 	pid_t keeper;
 	int outcome;
+	int watch; /* backend_watch() of the device, since before the old server's end; or negative
+		    */
 };
 
 /* The new server is there, or the old one stays. */
@@ -324,7 +326,8 @@ static void ready(void *opaque, uint32_t id)
 
 static struct ublk_server_user user_of(struct start *start)
 {
-	return (struct ublk_server_user){.taking = record, .ready = ready, .opaque = start};
+	return (struct ublk_server_user){
+		.taking = record, .ready = ready, .opaque = start, .watch = start->watch};
 }
 
 /* After the end of service: a disk that is gone needs no record. code is passed through. */
@@ -368,7 +371,7 @@ static int go_to_background(void)
 static int add(const struct ublk_options *o, char *const *argv)
 {
 	struct ublk_control c;
-	struct start start = {.control = &c, .options = o, .argv = argv, .report = -1};
+	struct start start = {.control = &c, .options = o, .argv = argv, .report = -1, .watch = -1};
 	int r;
 
 	if (!o->foreground)
@@ -410,14 +413,12 @@ static int enter(const char *directory)
 	return r;
 }
 
-/* Serves a disk with what was recorded. */
-static int serve_record(struct start *start, uint32_t id, const struct ublk_record *record)
+/* What a disk was served with. An exit code. */
+static int parse_record(const struct ublk_record *record, uint32_t id, struct ublk_options *o)
 {
 	struct params_error error;
-	struct ublk_options old;
-	int r;
+	int r = enter(record->directory);
 
-	r = enter(record->directory);
 	if (r < 0) {
 		warnx("%s: %s", record->directory, strerror(-r));
 		return EXIT_USAGE;
@@ -430,16 +431,23 @@ static int serve_record(struct start *start, uint32_t id, const struct ublk_reco
 		return EXIT_FAILURE;
 	argv[0] = "userblk-ublk";
 	memcpy(argv + 1, record->argv, (size_t)record->count * sizeof *argv);
-	r = ublk_options_parse(record->count + 1, argv, &old, &error);
+	r = ublk_options_parse(record->count + 1, argv, o, &error);
 	free(argv);
 	if (r < 0) {
 		warnx("%s", error.text);
 		return EXIT_USAGE;
 	}
-	old.server.id = id;
+	o->server.id = id;
+	return 0;
+}
+
+/* Serves a disk with what was recorded. */
+static int serve_record(
+	struct start *start, const struct ublk_record *record, const struct ublk_options *o)
+{
 	start->directory = record->directory;
 	start->argv = record->argv;
-	return take_over(start, &old);
+	return take_over(start, o);
 }
 
 /* What the driver has of a disk that is to outlive its server. An exit code. */
@@ -478,8 +486,9 @@ static int recover(const struct ublk_options *o)
 {
 	struct ublk_control c;
 	struct ublksrv_ctrl_dev_info info;
-	struct start start = {.control = &c, .options = o, .report = -1};
+	struct start start = {.control = &c, .options = o, .report = -1, .watch = -1};
 	struct ublk_record record;
+	struct ublk_options old;
 	int r = begin_server(&start, &info);
 
 	if (r)
@@ -505,22 +514,34 @@ static int recover(const struct ublk_options *o)
 		warnx("ublk%u: its parameters are unknown; use replace or delete", info.dev_id);
 		return EXIT_USAGE;
 	}
-	return serve_record(&start, info.dev_id, &record);
+	r = parse_record(&record, info.dev_id, &old);
+	return r ? r : serve_record(&start, &record, &old);
 }
 
 /*
  * Would another server cost requests of a disk that lives, or is there no way back? An exit code;
- * 0: neither, and record is what it was served with so far.
+ * 0: neither, and record and old are what it was served with so far.
  */
-static int check_replaceable(const struct ublksrv_ctrl_dev_info *info, struct ublk_record *record)
+static int check_replaceable(const struct ublksrv_ctrl_dev_info *info, struct ublk_record *record,
+	struct ublk_options *old)
 {
+	int here, r;
+
 	if (ublk_record_read(info->dev_id, info->ublksrv_flags, record) < 0) {
 		warnx("ublk%u: its parameters are unknown, so that it could not be served as "
-		      "before; "
-		      "end its server (process %d) first if this program has added it",
+		      "before; end its server (process %d) first if this program has added it",
 			info->dev_id, info->ublksrv_pid);
 		return EXIT_USAGE;
 	}
+	/* The new one's paths are absolute already; its record has this directory. */
+	here = open(".", O_PATH | O_CLOEXEC);
+	r = parse_record(record, info->dev_id, old);
+	if (here >= 0 && fchdir(here) < 0 && r == 0)
+		r = EXIT_FAILURE;
+	if (here >= 0)
+		close(here);
+	if (r)
+		return r;
 	if (info->flags & UBLK_F_USER_RECOVERY_REISSUE)
 		return 0;
 	if (info->flags & UBLK_F_USER_RECOVERY_FAIL_IO)
@@ -614,14 +635,20 @@ static int end_server(
  * serves.
  */
 static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_info *info,
-	const struct ublk_record *record, int pidfd, const int outcome[2], int report)
+	const struct ublk_record *record, const struct ublk_options *o, int pidfd,
+	const int outcome[2], int report)
 {
-	struct start old = {.options = start->options, .cookie = start->cookie, .report = report};
+	struct start old = {.options = start->options,
+		.cookie = start->cookie,
+		.report = report,
+		.watch = backend_watch(o->params)};
 	struct ublk_control c;
 	unsigned char code = EXIT_FAILURE;
 	pid_t child = fork();
 	int r;
 
+	if (child != 0 && old.watch >= 0)
+		close(old.watch);
 	if (child != 0)
 		return child;
 	setsid();
@@ -635,16 +662,21 @@ static pid_t keep_the_old(struct start *start, const struct ublksrv_ctrl_dev_inf
 	if (open_control(&c) != 0)
 		_exit(EXIT_FAILURE);
 	r = end_server(&c, info, pidfd, true);
-	_exit(r ? r : serve_record(&old, info->dev_id, record));
+	_exit(r ? r : serve_record(&old, record, o));
 }
 
 static int replace(const struct ublk_options *o, char *const *argv)
 {
 	struct ublk_control c;
 	struct ublksrv_ctrl_dev_info info;
-	struct start start = {
-		.control = &c, .options = o, .argv = argv, .replaces = true, .report = -1};
+	struct start start = {.control = &c,
+		.options = o,
+		.argv = argv,
+		.replaces = true,
+		.report = -1,
+		.watch = -1};
 	struct ublk_record record;
+	struct ublk_options old;
 	int outcome[2], ends[2] = {-1, -1}, pidfd, r = begin_server(&start, &info);
 	unsigned char code;
 
@@ -661,13 +693,13 @@ static int replace(const struct ublk_options *o, char *const *argv)
 		}
 		return take_over(&start, o);
 	}
-	r = check_replaceable(&info, &record);
+	r = check_replaceable(&info, &record, &old);
 	if (r == 0)
 		r = find_server(&c, &info, &pidfd);
 	if (r)
 		return r;
 	if (pipe2(outcome, O_CLOEXEC) < 0 || (o->foreground && pipe2(ends, O_CLOEXEC) < 0) ||
-		(start.keeper = keep_the_old(&start, &info, &record, pidfd, outcome,
+		(start.keeper = keep_the_old(&start, &info, &record, &old, pidfd, outcome,
 			 o->foreground ? ends[1] : start.report)) < 0) {
 		warnx("cannot start a process: %s", strerror(errno));
 		return EXIT_FAILURE;
@@ -676,6 +708,7 @@ static int replace(const struct ublk_options *o, char *const *argv)
 	if (o->foreground)
 		close(ends[1]);
 	start.outcome = outcome[1];
+	start.watch = backend_watch(o->params);
 	r = end_server(&c, &info, pidfd, false);
 	if (pidfd >= 0)
 		close(pidfd);

@@ -589,6 +589,10 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 	r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT, RELEASE_MS);
 	if (r)
 		return r;
+	if (user->watch >= 0) {
+		backend_heed(dev->device, user->watch);
+		close(user->watch);
+	}
 	dev->mode = o->mode;
 	dev->weak_flush = o->flush == UBLK_FLUSH_WEAK;
 	dev->mapped = o->mode == UBLK_MODE_URING && can_map(dev->device, &dev->info, &alignment);

@@ -41,6 +41,7 @@ struct ublk_server_user {
 	int (*taking)(void *opaque, uint32_t id);
 	void (*ready)(void *opaque, uint32_t id); /* the disk can be used */
 	void *opaque;
+	int watch; /* of an existing disk's device: backend_watch(); negative: none */
 };
 
 /*

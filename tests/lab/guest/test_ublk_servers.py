@@ -217,6 +217,35 @@ def test_a_hung_device_outlasts_a_replacement(add: Add, options: tuple[str, ...]
 
 
 @pytest.mark.long
+def test_a_flush_that_failed_with_the_old_server_fails(add: Add) -> None:
+    """The kernel tells that server, which was killed meanwhile, and issues the flush again."""
+    run(["modprobe", "dm-mod"])
+    sectors = int(Path("/sys/block", Path(NVME).name, "size").read_text())
+    # Unlike writes to the bad block, flushes succeed.
+    bad = f"0 2048 linear {NVME} 0\n2048 8 error\n2056 {sectors - 2056} linear {NVME} 2056\n"
+    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+        words = ("passthrough", f"file={device}", "direct=off")
+        disk = add(*words)
+        pid = info(disk)["pid"]
+        try:
+            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
+            write = subprocess.Popen(
+                ["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "seek=256", "oflag=direct",
+                 "conv=fdatasync"]
+            )  # fmt: skip
+            time.sleep(1.0)  # until the flush waits for what it writes
+            replacement = subprocess.Popen([UBLK, "replace", disk, *words], stdin=subprocess.DEVNULL)
+            wait_until("the old server is killed", lambda: thread_state(pid) == "Z", LIMIT)  # its first thread
+            run(["dmsetup", "load", "hung"], stdin=bad)
+        finally:
+            run(["dmsetup", "resume", "hung"])
+        assert replacement.wait(LIMIT) == 0
+        assert info(disk)["pid"] != pid
+        assert write.wait(LIMIT) == 1
+        ublk("delete", "--force", disk)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_replaced_a_hundred_times_under_load(add: Add, mode: str) -> None:
     options = mode_options(mode)
