@@ -420,8 +420,7 @@ static void learn_limits(struct passthrough *p)
 	info->preferred_size = power_of_two_up_to(preferred);
 	info->max_request = p->direct ? DIRECT_BUFFER_SIZE : 1u << 30;
 	info->rotational = passthrough_queue_limit(p->disk, "rotational", 0) != 0;
-	/* The page cache has copies. Of file systems as btrfs, which have no disk, it is unknown.
-	 */
+	/* The page cache has copies. Where no disk is known, as on btrfs, it may be needed. */
 	info->stable_writes = p->direct && passthrough_queue_limit(p->disk, "stable_writes", 1);
 	info->can_flush = true;
 	info->can_fua = true;

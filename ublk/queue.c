@@ -43,8 +43,8 @@ struct ublk_queue {
 	uint16_t id;
 	cpu_set_t cpus;
 	pthread_t thread;
-	sem_t done, go; /* a stage of the start is done; the next one is to begin */
-	bool starts;	/* what is to begin is no end */
+	sem_t done, go; /* a stage of the start is done; the next one can begin */
+	bool starts;	/* the next stage is no end */
 	int error;	/* of the stage */
 
 	struct io_uring ring;

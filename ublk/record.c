@@ -115,7 +115,7 @@ int ublk_record_write(uint32_t id, uint64_t cookie, const char *directory, char 
 	else if (!is_written(path, text, length))
 		r = replace_file(path, temporary, text, length);
 	free(text);
-	/* Of an earlier disk, whose end nobody waited for. */
+	/* An earlier disk's, whose end nobody waited for. */
 	path_of(id, ".failed", path);
 	unlink(path);
 	return r;

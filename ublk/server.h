@@ -32,7 +32,7 @@ struct ublk_server_options {
 	enum ublk_flush flush;
 };
 
-/* Whom a server tells. */
+/* The program around a server. */
 struct ublk_server_user {
 	/*
 	 * An existing disk is about to get this server, which has opened the device. Negative

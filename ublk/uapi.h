@@ -56,7 +56,7 @@
 #define UBLK_F_QUIESCE (1ULL << 12)
 #endif
 
-/* Of disks that this program can serve as well. */
+/* Features of other programs' disks that this program can serve as well. */
 #ifndef UBLK_F_UPDATE_SIZE
 #define UBLK_F_UPDATE_SIZE (1ULL << 10)
 #endif

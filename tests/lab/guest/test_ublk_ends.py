@@ -192,7 +192,7 @@ exec "$@"
         assert info("/dev/ublkb3")["state"] == "live"
         run(["umount", mountpoint])
         server.terminate()
-        assert server.wait(LIMIT) == 1, "what it could not write is told"
+        assert server.wait(LIMIT) == 1, "it says what it could not write"
         wait_until("the disk is gone", lambda: disks() == [], LIMIT)
         assert_kept(data, mountpoint)
     finally:
