@@ -158,9 +158,8 @@ static int delete_disk(struct ublk_control *c, const struct ublk_options *o)
 	/* A dead one has nothing to lose. */
 	in_use = live ? ublk_disk_may_be_used(claim) : users[0] && info.state != UBLK_S_DEV_DEAD;
 	if (live && in_use && claim != -EBUSY && !o->force) {
-		warnx("/dev/ublkb%u: cannot be opened: %s, so that it is not known whether it is "
-		      "in "
-		      "use; make that possible, or use --force",
+		warnx("/dev/ublkb%u: cannot be opened: %s; it may be in use; make it possible to "
+		      "open it, or use --force",
 			id, strerror(-claim));
 		return EXIT_USAGE;
 	}

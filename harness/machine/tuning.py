@@ -196,10 +196,15 @@ def restore(root: Path = Path("/"), state: Path = STATE) -> int:
         if line := _set(root, "setting", path, path, value):
             left.append((path, value))
             lines.append(line)
+    try:
+        if left:
+            write_json(state, left[::-1])
+        else:
+            state.unlink(missing_ok=True)
+    except OSError as error:
+        raise TuningError(f"{state}: {error.strerror}; run as root") from None
     if left:
-        write_json(state, left[::-1])
         raise TuningError("; ".join(lines))
-    state.unlink(missing_ok=True)
     return len(before)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -233,6 +234,19 @@ def test_workloads_and_servers_are_started_on_their_cpus(tmp_path: Path) -> None
     assert os.sched_getaffinity(0) == before
     with pytest.raises(OSError, match="CPUs 1000 cannot be used"), tuning.on_cpus("1000"):
         pass
+
+
+def test_what_cannot_be_noted_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user than root, who may write neither the settings nor the note."""
+    state = tmp_path / "tuned.json"
+    state.write_text("[]")
+
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(TuningError, match="tuned.json: Permission denied; run as root"):
+        tuning.restore(tmp_path, state)
 
 
 def test_who_had_few_cpus_once_is_not_kept_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
