@@ -25,8 +25,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
+from typing import IO
 
 from ..machine.blockdev import is_there
 from ..machine.teardown import holds_within
@@ -42,20 +44,28 @@ POLL_S = 0.001
 LOOP_CTL_REMOVE = 0x4C81
 PATIENCE_S = 120.0  # for each step of a disk
 NULL = ["null", f"size={SIZE}"]
+ENDED = Event()  # this program was told to end
 
 
-def until(what: str, condition: Callable[[], bool], server: subprocess.Popen[bytes] | None = None) -> None:
-    """Raises BringUpError when it takes too long, or the server ends."""
+def until(what: str, condition: Callable[[], bool]) -> None:
+    """Raises BringUpError when it takes too long."""
+    if not holds_within(PATIENCE_S, condition, POLL_S):
+        raise BringUpError(f"{what} within {PATIENCE_S:g} s")
+
+
+def appears(what: str, condition: Callable[[], bool], server: subprocess.Popen[bytes] | None = None) -> None:
+    """until(), of a disk to come. Raises BringUpError also when the server ends, or this program is told to."""
 
     def there() -> bool:
         if condition():
             return True
+        if ENDED.is_set():
+            raise BringUpError(f"{what}: interrupted")
         if server and server.poll() is not None:
             raise BringUpError(f"{what}: its server has ended with code {server.returncode}")
         return False
 
-    if not holds_within(PATIENCE_S, there, POLL_S):
-        raise BringUpError(f"{what} within {PATIENCE_S:g} s")
+    until(what, there)
 
 
 def await_end(server: subprocess.Popen[bytes]) -> None:
@@ -67,6 +77,11 @@ def await_end(server: subprocess.Popen[bytes]) -> None:
     finally:
         os.close(descriptor)
     server.wait()
+
+
+def has_output(stream: IO[bytes]) -> bool:
+    """Looks at once when it comes, or ends: no time passes between two looks."""
+    return bool(select.select([stream], [], [], 0.2)[0])
 
 
 def has_size(disk: str) -> bool:
@@ -136,11 +151,12 @@ class Framework:
         """What a server prints first: its disk."""
         server = self.spawn(number, *argv, output=True)
         assert server.stdout
+        appears(f"{argv[0]} names no disk", partial(has_output, server.stdout))
         words = server.stdout.readline().decode().split()
         if not words:
             raise BringUpError(f"{argv[0]}: exit code {server.wait(PATIENCE_S)}")
         self.disks[number] = words[-1]
-        until(f"{words[-1]} does not appear", lambda: has_size(words[-1]), server)
+        appears(f"{words[-1]} does not appear", lambda: has_size(words[-1]), server)
         return words[-1]
 
     def end_server(self, number: int) -> None:
@@ -187,10 +203,10 @@ class Nbd(OnNbd):
         ready = self.directory / f"{number}.pid"
         plugin = built(self.build, "plugins", "null.so")
         server = self.spawn(number, "nbdkit", "-f", "-U", socket, "-P", ready, plugin, f"size={SIZE}")
-        until("nbdkit is not ready", ready.exists, server)
+        appears("nbdkit is not ready", ready.exists, server)
         command("nbd-client", "-unix", socket, disk, "-b", "512")
         self.disks[number] = disk  # not before: another program may have taken it first
-        until(f"{disk} does not appear", lambda: has_size(disk), server)
+        appears(f"{disk} does not appear", lambda: has_size(disk), server)
         return disk
 
     def stop(self, number: int) -> None:
@@ -219,14 +235,15 @@ class Tcmu(Framework):
     def end(self) -> None:
         if self.runner:
             self.runner.__exit__(None, None, None)
-        lio.LOOPBACK.rmdir()
+        with suppress(OSError):  # others may have a target of the fabric
+            lio.LOOPBACK.rmdir()
 
     def start(self, number: int) -> str:
         hba = lio.TARGET / "core" / f"user_{number}"
         self.luns[number] = lio.Lun(lio.Backstore.user("userblk_null", "", SIZE), f"attach{number}", hba)
         self.luns[number].__enter__()
         disk = str(self.luns[number].disk)
-        until(f"{disk} does not appear", lambda: has_size(disk))
+        appears(f"{disk} does not appear", lambda: has_size(disk))
         return disk
 
     def stop(self, number: int) -> None:
@@ -241,11 +258,11 @@ class Vduse(Framework):
         below = f"driver=null-co,node-name=below,size={SIZE},read-zeroes=on"
         export = f"type=vduse-blk,id=export,node-name=below,name={name},writable=on"
         server = self.spawn(number, "qemu-storage-daemon", "--blockdev", below, "--export", export)
-        until("qemu-storage-daemon is not ready", Path("/dev/vduse", name).exists, server)
+        appears("qemu-storage-daemon is not ready", Path("/dev/vduse", name).exists, server)
         self.disks[number] = name
         with self.adding:
             command("vdpa", "dev", "add", "name", name, "mgmtdev", "vduse")
-        until("the virtio disk does not appear", lambda: bool(vduse_disk(name)), server)
+        appears("the virtio disk does not appear", lambda: bool(vduse_disk(name)), server)
         return vduse_disk(name)
 
     def stop(self, number: int) -> None:
@@ -275,7 +292,7 @@ class Loop(Framework):
         with file.open("wb") as made:
             made.truncate(SIZE)
         disk = self.disks[number] = command("losetup", "--find", "--show", file).strip()
-        until(f"{disk} does not appear", lambda: has_size(disk))
+        appears(f"{disk} does not appear", lambda: has_size(disk))
         return disk
 
     def stop(self, number: int) -> None:
@@ -291,7 +308,7 @@ class FuseDisk(Framework):
         file.touch()
         server = self.spawn(number, built(self.build, "fuse-disk", "userblk-fuse-disk"), file, *NULL)
         self.disks[number] = str(file)
-        until(f"{file} is not mounted", lambda: file.stat().st_size == SIZE, server)
+        appears(f"{file} is not mounted", lambda: file.stat().st_size == SIZE, server)
         return str(file)
 
     def stop(self, number: int) -> None:
@@ -359,22 +376,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1, help="of each measure, at least")
     parser.add_argument("--output", type=Path, required=True, help="JSON: seconds, by measure")
     args = parser.parse_args(arguments)
-    ended: list[int] = []
-    # Looked at between cycles: as an exception it might come while a thread starts, which nobody would then wait for.
-    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+    # Looked at while disks come: as an exception it might come while a thread starts, which nobody would then wait for.
+    signal.signal(signal.SIGTERM, lambda number, _: ENDED.set())
     samples: dict[str, list[float]] = {"there": [], "read": [], "gone": []}
     with tempfile.TemporaryDirectory(prefix="attach-", dir="/dev/shm") as directory:
         framework = FRAMEWORKS[args.kind](args.build, Path(directory))
         try:
-            while len(samples["gone"]) < args.samples and not ended:
+            while len(samples["gone"]) < args.samples and not ENDED.is_set():
                 cycle(framework, args.disks, samples)
         except (OSError, BringUpError, lio.LioError, subprocess.TimeoutExpired) as error:
             print(f"attach: {args.kind}, {args.disks} disks: {error}", file=sys.stderr)
-            return 1
+            return 128 + signal.SIGTERM if ENDED.is_set() else 1
         finally:
             framework.close()
-    if ended:
-        return 128 + ended[0]
+    if ENDED.is_set():
+        return 128 + signal.SIGTERM
     args.output.write_text(json.dumps(samples))
     return 0
 

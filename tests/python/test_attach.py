@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from threading import Event, Timer
 
 import pytest
 from userblk.analysis import attach as analysis
@@ -208,3 +210,37 @@ def test_it_is_ended_once_only(tmp_path: Path) -> None:
             program.wait(60)
             assert program.stderr is not None and "Traceback" not in program.stderr.read()
         assert not disks_of_attach() and not list(Path("/dev/shm").glob("attach-*"))
+
+
+class NeverThere(Framework):
+    """Its disks do not come, as on a host that hangs."""
+
+    def start(self, number: int) -> str:
+        server = self.disk_named if number else self.spawn
+        server(number, "sleep", "1000")
+        systems.appears("it does not appear", lambda: False, self.servers[number])
+        return ""
+
+    def stop(self, number: int) -> None:
+        self.end_server(number)
+
+
+def test_an_end_does_not_wait_for_disks_that_do_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or the campaign would kill the program, and nobody would remove the other disks and their servers."""
+    made: list[NeverThere] = []
+    monkeypatch.setitem(systems.FRAMEWORKS, "loop", lambda *args: made.append(NeverThere(*args)) or made[0])
+    monkeypatch.setattr(systems, "ENDED", Event())
+    before = signal.getsignal(signal.SIGTERM)
+    timer = Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    began = time.monotonic()
+    try:
+        code = main(["--kind=loop", "--build=none", "--disks=3", f"--output={tmp_path / 'out'}"])
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+    assert code == 128 + signal.SIGTERM and time.monotonic() < began + 15
+    assert "interrupted" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert not made[0].servers
