@@ -40,7 +40,7 @@ from ..model.plan import Entry
 from ..model.tables import ConfigError
 from ..observing.host_load import OtherPrograms
 from ..observing.samplers import Sampler
-from ..stores.servers import Access, GivenStore, LocalStore, Store, new_prefix
+from ..stores.servers import Access, GivenStore, LocalStore, Store, new_prefix, roomy
 from ..stores.serving import Served, serve
 from ..systems import BringUpError, Running
 from ..systems.base import built
@@ -75,6 +75,8 @@ class Load:
 
 class StoreRunner(Runner):
     """One execution of a plan over stores."""
+
+    store_place: Path | None = None  # of all stores of its own, since the first one
 
     def check_devices(self, stack: ExitStack) -> None:
         """There are none."""
@@ -134,7 +136,8 @@ class StoreRunner(Runner):
         device = self.plan.devices[first.device]
         if device.path:
             return GivenStore(Path(device.path), device.identity or new_prefix(), self.teardown)
-        return LocalStore(self.size_of(self.plan.workload(first)), device.latency_ms, recorder, self.teardown)
+        self.store_place = self.store_place or roomy(max(map(self.size_of, self.plan.suite.workloads)))
+        return LocalStore(self.store_place, device.latency_ms, recorder, self.teardown)
 
     def start(self, system: SystemConfig, store: Store | None, size: int, create: bool, recorder: Recorder) -> Served:
         access = store.access if store else NO_STORE
@@ -184,7 +187,7 @@ class StoreRunner(Runner):
     ) -> dict[str, object]:
         """Serve the volume, run the workload and return the summary."""
         profile = self.plan.profile
-        warnings = self.busy_warnings()
+        warnings = self.busy_warnings() + (store.warnings if store else [])
         problems: list[str] = []
         recorder = Recorder(directory, self.teardown)
         size = self.size_of(workload)

@@ -98,11 +98,15 @@ def server_program() -> str:
     return result.stdout.strip()
 
 
-class LocalStore:
-    """versitygw on a directory of its own, latency_ms away; what keep() found, reset() puts back."""
+def roomy(size: int) -> Path:
+    """Where stores of a volume of size bytes are: in memory, unless it has no room for them."""
+    return MEMORY if shutil.disk_usage(MEMORY).free > ROOM * size else DISK
 
-    def __init__(self, size: int, latency_ms: int, recorder: Recorder, teardown: Teardown) -> None:
-        top = MEMORY if shutil.disk_usage(MEMORY).free > ROOM * size else DISK
+
+class LocalStore:
+    """versitygw on a directory of its own below top, latency_ms away; what keep() found, reset() puts back."""
+
+    def __init__(self, top: Path, latency_ms: int, recorder: Recorder, teardown: Teardown) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="userblk-store-", dir=top))
         teardown.push("remove_tree", path=str(self.directory))
         self._objects = self.directory / "data" / BUCKET
@@ -134,6 +138,7 @@ class LocalStore:
             port = int(port_file.read_text())
         self.access = Access(f"http://127.0.0.1:{port}", REGION, BUCKET, key, secret, credentials)
         self.settings: dict[str, object] = {"store": SERVER, "store_directory": str(top), "latency_ms": latency_ms}
+        self.warnings = [f"store: its objects are on a disk, in {DISK}: {MEMORY} has no room"] if top == DISK else []
 
     def keep(self) -> None:
         """Remember what is stored, with the attributes in which the server keeps what it knows of objects."""
@@ -198,6 +203,7 @@ class GivenStore:
     def __init__(self, path: Path, prefix: str, teardown: Teardown) -> None:
         self.access = replace(read_access(path), prefix=prefix)
         self.settings: dict[str, object] = {"store": self.access.endpoint, "latency_ms": 0}
+        self.warnings: list[str] = []
         self.reset()
         teardown.push("remove_objects", store=str(path), prefix=prefix)
 
