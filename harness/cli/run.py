@@ -36,6 +36,7 @@ from ..running.campaign import (
     check_model,
     create,
     named_extra,
+    note_host,
     prepare_lab,
     runner_argv,
     take_guest,
@@ -117,7 +118,7 @@ def resume_command(args: argparse.Namespace) -> int:
         return carry_out_hosts(directory, args.json)
     plan = read_plan(directory / "plan.json")
     check_present_model(plan)
-    for line in take_guest(plan, directory):
+    for line in [*take_guest(plan, directory), *note_host(plan, directory)]:
         say(line)
     prepare(plan)
     return carry_out(plan, directory, args.json)

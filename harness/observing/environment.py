@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The machine as it is: what a result needs to be understood later, and what may have distorted it.
 
-snapshot() is taken once, condition() before every run; what has changed since the campaign began, and what is not as a
-measurement wants it, becomes lines of text: distortions() once for the campaign, changes() for the run.
+snapshot() is taken when a campaign begins or is resumed, condition() before every run; what has changed since then, and
+what is not as a measurement wants it, becomes lines of text: distortions() for the campaign, changes() for the run.
 Standard library only; what cannot be read is left out.
 """
 
@@ -316,13 +316,17 @@ OF_CPUS = ("smt", "cpus_online")
 
 
 def changes(before: Mapping[str, object], now: Mapping[str, object], fewer_cpus: bool = False) -> list[str]:
-    """What is not as it was at the campaign's first run, or too hot; a line each. fewer_cpus: the run wants so."""
+    """
+    What is not as it was when the campaign began or was last resumed, or too hot; a line each. fewer_cpus: the run
+    wants so.
+    """
     keys = [key for key in STEADY if not (fewer_cpus and key in OF_CPUS)]
     lines = [f"changed: {key} is {now[key]} instead of {before[key]}" for key in keys if now[key] != before[key]]
     throttled = int(str(now["throttled"])) - int(str(before["throttled"]))
     if throttled > 0:
         lines.append(
-            f"throttled: CPUs were slowed down {throttled} times since the campaign began, because they were too hot"
+            f"throttled: CPUs were slowed down {throttled} times since the campaign began or was resumed, because they"
+            " were too hot"
         )
     swapped = int(str(now["swap_used_bytes"])) - int(str(before["swap_used_bytes"]))
     if swapped > 1 << 20:

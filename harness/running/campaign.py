@@ -36,6 +36,8 @@ from ..stores.servers import new_prefix, read_access
 from ..systems import modules
 from ..systems.base import kind_of, module_there
 from .hand_over import PORT
+from .measuring import ENVIRONMENT
+from .runner import differences
 
 CLOCKS = (VIRTUAL, "real")  # of the lab's guest
 LAB_KERNELS = ("stable", "backports")  # and directories
@@ -47,6 +49,7 @@ PAPER = "paper"  # the profile of full size
 CONTROL = "native-control"  # the system that is compared with native although there is no difference
 LAB_DISK_BYTES = 4 << 30  # the lab's defaults
 LAB_CPUS = 2
+LAB_HOST = "lab's host:"
 LAB_RAM = "$LAB_RAM", str(512 << 20)  # it has no serial: its bytes
 LAB_MODEL_MIB = 2048  # what a modelled disk may hold, beside the guest's own memory: a guest uses one of the two
 LAB_VIRTUAL_MIB = 3072 + LAB_MODEL_MIB
@@ -288,6 +291,31 @@ def _take_kernel(asked: Mapping[str, Any]) -> str:
         raise ConfigError(f"{KERNEL} is not set, and {began} of the campaign is gone; set it to where that is")
     os.environ[KERNEL] = began
     return f"{KERNEL} is {began}, as when the campaign began."
+
+
+def note_host(plan: Plan, directory: Path) -> list[str]:
+    """
+    What tells this machine from the one that a campaign in the lab began on, where its speed matters: a line each,
+    which become warnings of the campaign. Raises ConfigError.
+    """
+    asked, kept = directory / CAMPAIGN, directory / ENVIRONMENT
+    if not plan.emulated or plan.model or plan.profile.instructions or not asked.exists():
+        return []
+    try:
+        began = json.loads(asked.read_text()).get("machine") or {}
+        found = json.loads(kept.read_text()) if kept.exists() else {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory}: cannot be read: {error}") from None
+    lines = differences({LAB_HOST: _speed(began)}, {LAB_HOST: _speed(environment.snapshot())}, (LAB_HOST,))
+    if lines:
+        write_json(kept, found | {"warnings": [*dict.fromkeys([*found.get("warnings", []), *lines])]})
+    return lines
+
+
+def _speed(machine: Mapping[str, Any]) -> dict[str, object]:
+    """What a snapshot() says of the machine itself. The kernel keeps a part of the memory, which varies."""
+    found = {name: machine[name] for name in ("cpu_model", "cpus") if name in machine}
+    return found | {"memory_gib": round(machine["memory_bytes"] / 2**30)} if "memory_bytes" in machine else found
 
 
 def check_model(plan: Plan, present: str) -> None:

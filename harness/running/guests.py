@@ -191,8 +191,8 @@ class Guests:
             if self._environment_seen:
                 return None
             self._environment_seen = True
-            known = [*since_the_beginning(self._directory, found), *self._others]
-            event["warnings"] += dict.fromkeys(known)
+            known = [*event["warnings"], *since_the_beginning(self._directory, found), *self._others]
+            event["warnings"] = [*dict.fromkeys(known)]
             write_json(self._directory / ENVIRONMENT, found | {"warnings": event["warnings"]})
         if kind == "entry-done":
             directory = self._directory / self._plan.directory(self._plan.entries[event["index"]])

@@ -58,7 +58,10 @@ from .measuring import ENVIRONMENT, NO_SAMPLES, WRITE_BACK_FAILED, Measurement, 
 
 SCHEMA = 1
 CHANGED = "differs from the beginning:"  # a warning
-IDENTITY = ("kernel", "cpu_model", "cpus", "packages", "userblk", "programs")  # of all runs of a campaign
+IDENTITY = (  # of all runs of a campaign
+    "kernel", "cpu_model", "cpus", "governor", "turbo", "smt", "mitigations", "transparent_hugepages", "untuned",
+    "packages", "userblk", "programs",
+)  # fmt: skip
 EVENTS = "events.jsonl"  # in the campaign's directory
 OTHER_CPU_LIMIT = 10.0  # % of one CPU, of everything else on the machine
 QUIET_S = 0.5
@@ -128,13 +131,18 @@ def no_space(directory: Path, largest_run: int) -> str:
 
 
 def since_the_beginning(directory: Path, found: Mapping[str, Any]) -> list[str]:
-    """What is not as it was when the campaign began, and what was found so before; a line each."""
+    """What may have distorted earlier runs, and what is not as it was when the campaign began; a line each."""
     try:
         first = json.loads((directory / ENVIRONMENT).read_text())
     except (OSError, ValueError):
         return []
-    lines = [line for line in first.get("warnings", []) if line.startswith(CHANGED)]
-    return [*dict.fromkeys([*lines, *differences(first, found, IDENTITY)])]
+    return [*dict.fromkeys([*first.get("warnings", []), *differences(_settings(first), _settings(found), IDENTITY)])]
+
+
+def _settings(found: Mapping[str, Any]) -> dict[str, Any]:
+    """With how many settings of a kind are not as recommended, of kinds that environment.json does not name itself."""
+    differs = found.get("tuning", {}).get("differs", {})
+    return {**found, "untuned": {kind: differs[kind] for kind in (tuning.IDLE, tuning.INTERRUPTS) if kind in differs}}
 
 
 def differences(first: Mapping[str, Any], found: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -304,7 +312,7 @@ class Runner:
         self.environment["userblk"] = environment.source(paths.CHECKOUT) | {"version": __version__}
         if self.port is None:  # the host knows what a sealed guest has
             self.environment["programs"] = environment.programs((paths.CHECKOUT or Path()) / self.plan.build)
-        lines += since_the_beginning(self.directory, self.environment)
+        lines = [*dict.fromkeys([*lines, *since_the_beginning(self.directory, self.environment)])]
         found = self.environment | {"warnings": lines}
         if self.port is None:
             write_json(self.directory / ENVIRONMENT, found)

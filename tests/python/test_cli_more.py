@@ -16,7 +16,8 @@ from command_line import USERBLK, userblk
 from loops import LIMIT, MIB, loop
 from made_up import small_campaign, small_plan
 from runner_process import SIZE, plan_for
-from userblk.harness.cli import completion, doctor, make_parser
+from userblk.analysis.summaries import campaign_warnings
+from userblk.harness.cli import completion, doctor, make_parser, run
 from userblk.harness.cli.common import write_file
 from userblk.harness.cli.plan import endurance_text
 from userblk.harness.cli.run import detached
@@ -25,7 +26,7 @@ from userblk.harness.machine.tuning import hardware_disks
 from userblk.harness.model import config, tables
 from userblk.harness.model.config import Requires, SystemConfig
 from userblk.harness.model.tables import ConfigError
-from userblk.harness.running import archive
+from userblk.harness.running import archive, campaign
 from userblk.harness.running.campaign import LAB_KERNELS, create, take_guest
 from userblk.lab import KERNELS
 from waiting import wait_until
@@ -321,6 +322,37 @@ def test_a_campaign_goes_on_with_the_kernel_that_it_began_with(tmp_path: Path, m
     with pytest.raises(ConfigError, match=f"LAB_KERNEL is not set, and {mine} of the campaign is gone"):
         take_guest(plan, directory)
     assert take_guest(plan, create(plan, tmp_path / "results", ["userblk", "run"])) == []
+
+
+def test_a_lab_campaign_that_is_resumed_on_another_host_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its guest sees nothing of that. In virtual time it does not matter."""
+    host = {"cpu_model": "A", "cpus": 8, "memory_bytes": (16 << 30) - 5000}
+    monkeypatch.setattr(campaign.environment, "snapshot", lambda: host)
+    directory = create(small_plan(), tmp_path / "real", ["userblk", "run"])
+    simulated = create(small_plan(model="m"), tmp_path / "virtual", ["userblk", "run"])
+    monkeypatch.setattr(run, "prepare", lambda plan: None)
+    monkeypatch.setattr(run, "check_present_model", lambda plan: None)
+    monkeypatch.setattr(run, "carry_out", lambda *given: 0)
+
+    def warnings(directory: Path) -> list[str]:
+        args = make_parser().parse_args(["resume", str(directory)])
+        assert args.command(args) == 0
+        return campaign_warnings(directory)
+
+    host |= {"memory_bytes": (16 << 30) + 5000}  # another kernel's share of the same
+    assert warnings(directory) == []
+    (directory / "environment.json").write_text(json.dumps({"kernel": "k", "warnings": ["turbo is on"]}))
+    host |= {"cpu_model": "B", "memory_bytes": 32 << 30}
+    lines = [
+        "differs from the beginning: lab's host: cpu_model is B instead of A",
+        "differs from the beginning: lab's host: memory_gib is 32 instead of 16",
+    ]
+    for _ in range(2):
+        assert warnings(directory) == ["turbo is on", *lines]
+    assert json.loads((directory / "environment.json").read_text())["kernel"] == "k"
+    assert warnings(simulated) == []
 
 
 def test_a_table_tells_that_its_campaign_was_resumed_with_something_else(tmp_path: Path) -> None:

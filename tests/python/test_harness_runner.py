@@ -29,7 +29,7 @@ from userblk.harness.machine.safety import Refused
 from userblk.harness.machine.teardown import Teardown, recover
 from userblk.harness.model.config import load_profile
 from userblk.harness.model.plan import Plan, estimate, read_plan, write_plan
-from userblk.harness.observing.environment import programs
+from userblk.harness.observing.environment import programs, snapshot
 from userblk.harness.observing.host_load import OtherPrograms
 from userblk.harness.running import measuring
 from userblk.harness.running import runner as runner_module
@@ -524,6 +524,43 @@ def test_programs_are_found_wherever_the_runner_starts(tmp_path: Path, monkeypat
     Runner(plan_for("/dev/null", tmp_path / "c"), tmp_path / "c").record_environment()
     found = json.loads((tmp_path / "c/environment.json").read_text())["programs"]
     assert found == programs(build) != programs(tmp_path / "none")
+
+
+def test_a_resumed_campaign_tells_what_is_set_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on telling what was wrong with the machine before. An older version kept less: that says nothing."""
+    file = tmp_path / "c/environment.json"
+    plan = plan_for("/dev/null", tmp_path / "c")
+    settings = {"governor": "performance", "turbo": "on", "smt": "1", "transparent_hugepages": "[always] never"}
+    began = snapshot() | settings | {"mitigations": {"spectre_v2": "Mitigation: Retpolines"}}
+    now = began | {"governor": "powersave", "turbo": "off", "mitigations": {"spectre_v2": "Vulnerable"}}
+    tuned = {"by_userblk": True, "differs": {"governor": 0, "idle states": 0}, "disks": {}}
+    monkeypatch.setattr(runner_module.tuning, "facts", lambda disks: tuned)
+    monkeypatch.setattr(runner_module, "snapshot", lambda: began)
+
+    def warnings() -> list[str]:
+        Runner(plan, tmp_path / "c").record_environment()
+        found: list[str] = json.loads(file.read_text())["warnings"]
+        return found
+
+    before = warnings()
+    turbo = next(line for line in before if line.startswith("turbo is on"))
+    assert not any(line.startswith("differs") for line in before)
+    monkeypatch.setattr(runner_module, "snapshot", lambda: now)
+    tuned = tuned | {"differs": {"governor": 4, "idle states": 4}}
+    expected = {
+        "differs from the beginning: governor is powersave instead of performance",
+        "differs from the beginning: turbo is off instead of on",
+        "differs from the beginning: mitigations spectre_v2 is Vulnerable instead of Mitigation: Retpolines",
+        "differs from the beginning: untuned idle states is 4 instead of 0",
+    }
+    for _ in range(2):
+        found = warnings()
+        assert {line for line in found if line.startswith("differs")} == expected
+        assert found.count(turbo) == 1 and len(found) == len(set(found))
+    kept = json.loads(file.read_text())
+    older = {name: value for name, value in kept.items() if name not in (*settings, "mitigations", "tuning")}
+    file.write_text(json.dumps(older | {"warnings": []}))
+    assert not any(line.startswith("differs") for line in warnings())
 
 
 def test_two_equal_disks_that_were_swapped_are_refused(device: str, tmp_path: Path) -> None:
