@@ -97,6 +97,7 @@ class Attach(DeviceEngine):
     own_report = True
     table_files = (SAMPLES,)
     uses_device = False
+    has_ramp = False
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         return Suite(name, tuple(_workloads(name, table, profile)), systems)

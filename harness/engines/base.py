@@ -142,11 +142,10 @@ def times_in(table: Table, profile: str) -> dict[str, dict[str, int]]:
 
 def with_times(profile: Profile, own: Mapping[str, float]) -> Profile:
     """
-    The profile with times of a suite in those of its files. What is asked for by --warm-up stays. Work may be done
-    long before its time is over: intervals are a small part of that.
+    The profile with times of a suite in those of its files. Work may be done long before its time is over: intervals
+    are a small part of that.
     """
-    ramp = profile.files.ramp_s if profile.fixed_warm_up else own["ramp_s"]
-    seconds = own["runtime_s"]
+    ramp, seconds = own["ramp_s"], own["runtime_s"]
     most = int(1e3 * (ramp + seconds) / INTERVALS)
     return replace(
         profile,

@@ -275,6 +275,7 @@ class Failover(DeviceEngine):
     name = "failover"
     own_report = True
     table_files = (SERIES,)
+    has_ramp = False
     busy = True  # but for nbdkit's 10 s
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:

@@ -144,6 +144,7 @@ class SourceTree(Flow):
     name = "source-tree"
     parameters = False
     operation = OF_APPLICATIONS
+    has_ramp = False
     history = None
     bytes_per_inode = 8192  # many small files
 

@@ -142,6 +142,7 @@ class OverStore(Engine):
     measures = "store"
     runner = "userblk.harness.running.store_runner"
     lab_mib = 8192  # the store is in memory
+    has_ramp = False
     tables_so_far = False  # a figure says little before it is complete
 
     def check_device(self, profile: Profile, device: str) -> None:

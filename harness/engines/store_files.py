@@ -20,6 +20,7 @@ class StoreFiles(OverStore):
     """Each run has a volume of its own, with a new ext4 and the workload's files. Its times are the suite's."""
 
     name = "store-files"
+    has_ramp = True
     own_report = False
     beside_native = False
     tables_so_far = True

@@ -72,7 +72,7 @@ class Engine:
     on_files: on a file system. parameters: a parameters.toml has sizes or choices of its workloads. counted: of which
     instructions can be counted. buffered: on a device, through the page cache.
     in_rounds: it can repeat a workload until it is steady. uses_device: its workloads use the device, or the store, of
-    the plan's entry.
+    the plan's entry. has_ramp: what its runs do first is discarded, for as long as --warm-up says.
 
     For a whole suite, whose first workload's engine decides: measures: what the commands plan it with (SUBJECTS of
     harness/cli/plan.py). runner: the module that runs it. lab_mib: memory of the lab's guest, 0: as much as its
@@ -98,6 +98,7 @@ class Engine:
     buffered = False
     in_rounds = False
     uses_device = True
+    has_ramp = True
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
         """The suite that the rest of its file describes. Raises ConfigError."""

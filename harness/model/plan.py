@@ -243,6 +243,14 @@ def make_plan(
             writes = _with_ramp(profile.writes, warm_up_s)
             profile = dataclasses.replace(profile, read_ramp_s=warm_up_s, writes=writes)
     chosen = _pick("workload", workloads, list(dict.fromkeys(w.id for w in suite.workloads)))
+    if warm_up_s is not None:
+        for workload in suite.workloads:
+            if workload.id in chosen and (profile.rounds or not ENGINES[workload.engine].has_ramp):
+                raise ConfigError(
+                    f"warm-up={warm_up_s}: runs of suite {workload.suite} discard none; leave --warm-up out"
+                )
+        timed = (dataclasses.replace(w, timing=_with_ramp(w.timing, warm_up_s)) for w in suite.workloads)
+        suite = dataclasses.replace(suite, workloads=tuple(timed))
     papers = {w.parameters: load_parameters(w.parameters)[0] for w in suite.workloads}
     suite = dataclasses.replace(
         suite,
@@ -293,7 +301,7 @@ def make_plan(
 
 
 def _with_ramp(times: Mapping[str, Mapping[str, float]], ramp_s: float) -> dict[str, dict[str, float]]:
-    """Times by device, with that ramp."""
+    """Times by device or profile, with that ramp."""
     return {device: {**own, "ramp_s": float(ramp_s)} for device, own in times.items()}
 
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up import small_plan
@@ -360,3 +361,29 @@ def test_a_host_is_not_called_as_a_directory_of_campaigns(monkeypatch: pytest.Mo
     assert small_plan(host=None).host == "host-cache"
     with pytest.raises(ConfigError, match="host=hosts: is a directory of each campaign; give it another id"):
         small_plan(host="hosts")
+
+
+@pytest.mark.parametrize("suite", ["bdus", "depth-jobs", "response", "buse-null", "fxmark", "kv", "ufs"])
+def test_a_warm_up_that_is_asked_for_holds_in_every_suite(suite: str) -> None:
+    """Also where the suite has times of its own: it was ignored there, while plan and campaign said otherwise."""
+    profile = "paper" if suite in ("fxmark", "ufs") else "quick"
+    plan = plan_of(profile, suite=load_suite(suite, profile), warm_up_s=7, systems=[load_system("native")])
+    for workload in plan.suite.workloads:
+        engine = device_engine(workload.engine)
+        timed = engine.timed(plan.profile.of(workload, "sata"), workload)
+        assert (engine.ramp_s(timed), timed.fixed_warm_up) == (7, True)
+
+
+@pytest.mark.parametrize(
+    ("suite", "profile", "system"),
+    [("attach", "quick", "nbdkit-null"), ("failover", "quick", "nbdkit"), ("source-tree", "quick", "native"),
+     ("apps", "quick", "native"), ("s3", "quick", "s3-nbd"), ("pts", "pts", "native")],
+)  # fmt: skip
+def test_a_warm_up_is_refused_where_nothing_is_discarded(suite: str, profile: str, system: str) -> None:
+    options: dict[str, Any] = {"suite": load_suite(suite, profile), "systems": [load_system(system)]}
+    if suite == "s3":
+        options["devices"] = [Device("store-0ms", "", "")]
+    assert plan_of(profile, **options).entries
+    own = "source-tree" if suite == "apps" else suite
+    with pytest.raises(ConfigError, match=f"warm-up=7: runs of suite {own} discard none; leave --warm-up out"):
+        plan_of(profile, warm_up_s=7, **options)
