@@ -61,10 +61,13 @@ def check_kernel(campaign: Path, release: str) -> None:
         )
 
 
-def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequence[str] | None) -> Plan:
+def narrowed(
+    plan: Plan, model: str, device: str, workload: str, systems: Sequence[str] | None, suite: str | None = None
+) -> Plan:
     """
     The plan of what explains a cell: each pass of each system with the seed of the campaign's first run of it, native
-    beside what is asked for. model: the present one. Raises ConfigError.
+    beside what is asked for. model: the present one. suite: the workload's; None: the only one that has it. Raises
+    ConfigError.
     """
     if not plan.model:
         raise ConfigError(f"campaign={plan.campaign}: was not simulated; run one in the lab with --clock virtual")
@@ -76,8 +79,15 @@ def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequen
     for system in systems or ():
         if system not in plan.systems:
             raise ConfigError(f"system={system}: not in the campaign; use one of {', '.join(plan.systems)}")
+    of_id = {one.suite: one for one in plan.suite.workloads if one.id == workload}
+    if suite is None and len(of_id) > 1:
+        raise ConfigError(f"workload={workload}: is of {' and '.join(of_id)}; name one: --suite")
+    if suite not in (None, *of_id):
+        raise ConfigError(f"suite={suite}: has no {workload} in the campaign; use one of {', '.join(of_id)}")
+    chosen = of_id[suite or next(iter(of_id))]
     wanted = [name for name in plan.systems if systems is None or name in systems or name == NATIVE]
-    of_workload = [entry for entry in plan.entries if entry.workload == workload and entry.repetition == 1]
+    cells = (chosen.id, chosen.suite)
+    of_workload = [one for one in plan.entries if (one.workload, one.suite) == cells and one.repetition == 1]
     entries: list[Entry] = []
     for block, system in enumerate(wanted):
         of_system = [entry for entry in of_workload if entry.system == system]
@@ -90,15 +100,12 @@ def narrowed(plan: Plan, model: str, device: str, workload: str, systems: Sequen
         for repetition in PASSES:
             entries.append(dataclasses.replace(first, index=len(entries), block=block, repetition=repetition))
     profile = dataclasses.replace(plan.profile, repetitions=len(PASSES), max_repetitions=len(PASSES))
-    suite = dataclasses.replace(
-        plan.suite, workloads=tuple(one for one in plan.suite.workloads if one.id == workload), figures=()
-    )
     used = {entry.system for entry in entries}
     return dataclasses.replace(
         plan,
         entries=tuple(entries),
         profile=profile,
-        suite=suite,
+        suite=dataclasses.replace(plan.suite, workloads=(chosen,), figures=()),
         systems={name: system for name, system in plan.systems.items() if name in used},
     )
 
@@ -167,12 +174,13 @@ def explain_command(args: argparse.Namespace) -> int:
     campaign = find_campaign(args.campaign, args.results)
     model, speed = _model()
     whole = read_plan(campaign / "plan.json")
-    plan = narrowed(whole, model, args.device, args.workload, list_of("system", args.system))
+    plan = narrowed(whole, model, args.device, args.workload, list_of("system", args.system), args.suite)
+    suite = plan.suite.workloads[0].suite
     _check(plan)
     for line in take_guest(whole, campaign):
         say(line)
     check_kernel(campaign, lab_tree(plan).release)
-    directory = campaign / DIRECTORY / f"{args.device}-{args.workload}"
+    directory = campaign / DIRECTORY / f"{args.device}-{suite}-{args.workload}"
     prepare_lab(plan)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -189,7 +197,7 @@ def explain_command(args: argparse.Namespace) -> int:
     found = [explained(plan, directory, name, speed) for name, valid in done.items() if valid]
     if not found:
         return EXIT_NOTHING
-    title = f"{DEVICES.get(args.device, args.device)} {args.workload}"
+    title = f"{DEVICES.get(args.device, args.device)} {suite} {args.workload}"
     words = lab_words({"emulated": True, "model": plan.model})
     graphs = {one.system: one.profile.paths for one in found}
     reports: list[Report] = [make(title, words, found) for make in (places, functions, stages_report)]
@@ -214,6 +222,7 @@ def add_commands(add: Add) -> None:
     sub.add_argument(
         "--workload", required=True, metavar="WORKLOAD", help="workload of the cell, for example rand-read-1th-4k"
     )
+    sub.add_argument("--suite", metavar="SUITE", help="suite of the workload, where several have it")
     sub.add_argument(
         "--system",
         metavar="LIST",

@@ -16,6 +16,7 @@ from userblk.analysis.explain import Explained, functions, places
 from userblk.analysis.explain import stages as stages_report
 from userblk.harness.cli.explain import check_kernel, narrowed
 from userblk.harness.cli.run import lab_tree
+from userblk.harness.model.config import load_suite, load_system
 from userblk.harness.model.plan import Plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing import perf_script
@@ -295,6 +296,24 @@ def test_the_cell_s_plan() -> None:
 def test_what_the_campaign_has_not_is_refused(device: str, workload: str, systems: list[str] | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         narrowed(simulated(), MODEL, device, workload, systems)
+
+
+def test_a_workload_of_two_suites_needs_one_to_be_named() -> None:
+    """With SUITE=bdus systems on the device were shown beside those on a file system."""
+    systems = [load_system(name) for name in ("native", "nbdkit", "fuse")]
+    plan = small_plan(suite=load_suite("bdus"), model=MODEL, systems=systems, workloads=["rand-read-1th-4k"])
+    with pytest.raises(ConfigError, match="workload=rand-read-1th-4k: is of bdus-block and bdus-fs; name one: --suite"):
+        narrowed(plan, MODEL, "nvme", "rand-read-1th-4k", None)
+    for suite, shown in (("bdus-block", ["native", "nbdkit"]), ("bdus-fs", ["native", "nbdkit", "fuse"])):
+        cell = narrowed(plan, MODEL, "nvme", "rand-read-1th-4k", None, suite)
+        assert ({entry.suite for entry in cell.entries}, list(cell.systems)) == ({suite}, shown)
+        assert [workload.suite for workload in cell.suite.workloads] == [suite]
+    with pytest.raises(ConfigError, match="system=fuse: cannot run rand-read-1th-4k; leave it out"):
+        narrowed(plan, MODEL, "nvme", "rand-read-1th-4k", ["fuse"], "bdus-block")
+    with pytest.raises(
+        ConfigError, match="suite=ufs: has no rand-read-1th-4k in the campaign; use one of bdus-block, b"
+    ):
+        narrowed(plan, MODEL, "nvme", "rand-read-1th-4k", None, "ufs")
 
 
 def test_a_campaign_in_real_time_is_refused() -> None:
