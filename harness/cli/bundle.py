@@ -75,7 +75,11 @@ def readme(
     for one in reports:
         lines.append(f"| `tables/{one.name}.md`, `{one.name}.csv` and its figures | {table} markdown`, `csv` |")
     if any((campaign.directory / run.directory / replay.FILE).is_file() for run in campaign.runs):
-        again = f"`fio {replay.FILE}` in its directory; its first lines tell the state of the device before it"
+        again = (
+            f"`fio {replay.FILE}` in its directory; its first lines tell the state of the device before it. A run that"
+            f" writes OVERWRITES the device that you name: `DEVICE=... fio {replay.FILE}`; if the file of an older"
+            " version names one itself, that one"
+        )
         lines.append(f"| a repetition of one run of fio, without userblk | {again} |")
     lines.append("")
     titles = [*(one.title for one in tables), *(one.title for one in reports)]

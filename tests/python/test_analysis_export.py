@@ -143,6 +143,7 @@ def test_an_artefact_tells_how_each_part_is_made(campaign: Campaign, tmp_path: P
         assert file is not None
         text = file.read().decode()
     assert "raw output, commands, environment, summary of each run" in text and "`fio replay.fio`" in text
+    assert "OVERWRITES the device that you name: `DEVICE=... fio replay.fio`" in text
     assert userblk("import", "a.tar.gz", cwd=tmp_path).returncode == 0
     again = read_campaign(tmp_path / "results/made-up")
     assert again.runs == campaign.runs

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from loops import LIMIT
-from userblk.harness.engines import fio, replay, store
+from userblk.harness.engines import failover, fio, replay, store
 from userblk.harness.model.config import Workload, load_profile
 
 READ = Workload("rand-read-16th-4k", "randread", 16, 4096)
@@ -261,6 +261,30 @@ def options_of(arguments: list[str], directory: Path) -> dict[str, str]:
 
 DIRECT = Workload("rand-read-2j-4d-4k", "randread", 2, 4096, "depth-jobs", "sweep", depth=4)
 OVER_STORE = Workload("rand-read-2th-4k-d4", "randread", 2, 4096, "s3", "store", depth=4)
+
+
+def test_a_job_file_that_writes_names_no_disk(tmp_path: Path) -> None:
+    """A bundle asks others to run it, and it overwrote their disk of that name."""
+    if not shutil.which("fio"):
+        pytest.skip("fio is not installed")
+    for write in (
+        fio.argv(dataclasses.replace(READ, rw="randwrite"), QUICK, 1 << 20, "/dev/nvme0n1", 7, tmp_path),
+        failover.argv("/dev/nbd0", 1 << 20, 1, 7, tmp_path),
+        store.argv(dataclasses.replace(OVER_STORE, rw="write"), 1, 1 << 20, ["--filename=/dev/nbd0"], 7, tmp_path),
+    ):
+        text = replay.job_file(write, ["WRITES to /dev/nvme0n1."])
+        assert "/dev/" not in "".join(line for line in text.splitlines() if not line.startswith("#"))
+        assert text.splitlines()[1] == "# WRITES; name a device that may be LOST: DEVICE=/dev/... fio replay.fio"
+        (tmp_path / replay.FILE).write_text(text)
+        for device, said in (
+            ("DEVICE=/dev/mine", "--filename=/dev/mine"),
+            ("OTHER=", "failed parsing filename=${DEVICE}"),
+        ):
+            argv = ["env", "-u", "DEVICE", device, "fio", "--showcmd", str(tmp_path / replay.FILE)]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+            assert said in done.stdout + done.stderr
+    read = fio.argv(READ, QUICK, 1 << 20, "/dev/nvme0n1", 7, tmp_path)
+    assert "filename=/dev/nvme0n1" in replay.job_file(read, ["Reads."])
 
 
 @pytest.mark.parametrize("workload", [READ, DIRECT, OVER_STORE], ids=["buffered", "direct", "store"])

@@ -136,7 +136,8 @@ def test_a_run_in_rounds(tmp_path: Path) -> None:
     assert len(summary["settings"]["sweep"]["rounds_kops"]) == 3 and summary["warm_up"]["rule"] == "SNIA PTS"
     assert summary["metrics"]["cpu_percent"] > 0 and summary["metrics"]["throughput_kops"] > 0
     (written,) = (one for one in json.loads((directory / "preparation/commands.json").read_text()))
-    assert "rw=randwrite" in (directory / "replay.fio").read_text()  # of one round
+    again = (directory / "replay.fio").read_text()  # of one round
+    assert "rw=randwrite" in again and "filename=${DEVICE}" in again
     assert "--rw=write" in written["argv"] and f"--size={SIZE}" in written["argv"] and "--loops=2" in written["argv"]
     (one,) = pts.reports(tmp_path / "c")
     assert one.rows[0][:3] == ("NVMe", "rand-write-4j-32d-4k", "Native")
