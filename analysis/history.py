@@ -13,7 +13,7 @@ from statistics import fmean, geometric_mean
 from .palette import look
 from .report import NO_VALUE, Report, interval_fields, interval_text
 from .statistics import Interval, mean_interval
-from .summaries import Campaign, SummaryError
+from .summaries import Campaign, SummaryError, changes_of_all
 from .table import DEVICES, METRICS, SYSTEMS, Metric, ordered
 
 HEADS = "campaign created commit measured system metric unit cells value ci_low ci_high change_percent"
@@ -132,6 +132,7 @@ def history(
     kinds = sorted({_measured(campaign) for campaign in campaigns})
     if unlike := kinds * (len(kinds) > 1) + _unlike(campaigns):
         notes.append(f"NOT measured alike: {'; '.join(unlike)}.")
+    notes += changes_of_all(campaigns)
     return Report(
         "history",
         f"{title}, {kinds[0]}" if len(kinds) == 1 else title,

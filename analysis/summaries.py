@@ -185,7 +185,7 @@ def read_campaign(directory: Path) -> Campaign:
 
 
 def campaign_warnings(directory: Path) -> list[str]:
-    """What may distort all runs, as found before the first; of several hosts each is named."""
+    """What may distort all runs, as found when they began or went on; of several hosts each is named."""
     lines = []
     for file in sorted([*directory.glob("environment.json"), *directory.glob("hosts/*/environment.json")]):
         host = "" if file.parent == directory else f"{file.parent.name}: "
@@ -197,6 +197,11 @@ def campaign_warnings(directory: Path) -> list[str]:
 def changes_of(directory: Path) -> tuple[str, ...]:
     """What tells runs apart that a table takes for repetitions of each other: lines for below it."""
     return tuple(line for line in campaign_warnings(directory) if CHANGED in line)
+
+
+def changes_of_all(campaigns: Iterable[Campaign]) -> tuple[str, ...]:
+    """The same of several, each line with its campaign's name."""
+    return tuple(f"{one.name}: {line}" for one in campaigns for line in changes_of(one.directory))
 
 
 # ---- several hosts --------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ..model.tables import ConfigError
 from ..running import archive
 from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json
 from .report import campaign_of
-from .results import write_reports, write_tables
+from .results import tables_of, write_reports, write_tables
 
 FACTS = ("kernel", "distribution", "cpu_model", "cpus", "memory_bytes", "governor", "turbo", "smt", "virtual")
 
@@ -126,8 +126,8 @@ def bundle_command(args: argparse.Namespace) -> int:
 
     directory = find_campaign(args.campaign, args.results)
     campaign = campaign_of(args.campaign, args.results)
-    tables = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
-    reports = reports_of(directory)
+    tables, reports = tables_of(directory), reports_of(directory)
+    by_host = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices)
     if not tables and not reports:
         raise ConfigError(f"{directory}: no run is done yet. {how_to_resume(directory)}")
     file = args.output or Path(f"{directory.name}-artefact{archive.SUFFIXES[0]}")
@@ -138,8 +138,8 @@ def bundle_command(args: argparse.Namespace) -> int:
             write_tables(tables, made / "tables")
         write_reports(reports, made / "tables")
         write_report(campaign, made / "report", paths.CONFIGS)
-        (made / "export.json").write_text(export.json_text(campaign, tables))
-        besides = paper.compare_with_papers(campaign, tables, paths.CONFIGS)
+        (made / "export.json").write_text(export.json_text(campaign, by_host))
+        besides = paper.compare_with_papers(campaign, by_host, paths.CONFIGS)
         (made / "README.md").write_text(readme(campaign, tables, reports, besides))
         for beside in besides:
             (made / f"tables/{beside.paper.name}.csv").write_text(paper.as_csv(beside))

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from userblk.analysis import agreement, compare, history, paper, report
 from userblk.analysis.papers import paper_names
-from userblk.analysis.summaries import Campaign, read_campaign
+from userblk.analysis.summaries import Campaign, changes_of_all, read_campaign
 from userblk.analysis.tabulate import make_tables
 
 from ..machine import paths
@@ -55,18 +55,20 @@ def compare_command(args: argparse.Namespace) -> int:
         value = paper.as_json(beside) | {"agreement": agreement.as_json(found)}
         text, shown = paper.as_csv(beside), Group(paper.terminal(beside, Console()), agreement.terminal(found))
     else:
-        both = compare.compare(first, campaign_of(second, args.results, papers))
+        campaigns.append(campaign_of(second, args.results, papers))
+        both = compare.compare(*campaigns)
         value, text, shown = compare.as_json(both), compare.as_csv(both), compare.terminal(both, args.all)
         if args.fail_over is not None:
             worse = compare.regressions(both, args.fail_over)
             value |= {"gate": compare.gate_json(worse, args.fail_over)}
             shown = Group(shown, "", compare.gate_text(worse, args.fail_over))
+    changes = changes_of_all(campaigns)
     if args.json:
-        print_json(value)
+        print_json(value | {"changes": list(changes)})
     elif args.csv:
         sys.stdout.write(text)
     else:
-        Console().print(shown)
+        Console().print(*changes, shown, sep="\n", markup=False)
     return GATE_CLOSED if worse else 0
 
 

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from command_line import userblk
 from made_up import summary
 from synthetic import ENVIRONMENT, make_campaign
 from userblk.analysis.export import openmetrics
@@ -89,6 +91,25 @@ def test_a_device_on_each_is_one_table(tmp_path: Path) -> None:
     for key, cell in table.cells.items():
         own = apart[key[0]].cells[key]
         assert (cell.n, cell.mean, cell.difference) == (own.n, own.mean, own.difference)
+
+
+def test_an_artefact_has_the_tables_that_the_command_prints(tmp_path: Path) -> None:
+    """Of several hosts as well, and of a campaign that was resumed with something else."""
+    hosts = {"one": ("sata", MACHINE), "other": ("nvme", {**MACHINE, "cpus": 72})}
+    directory = several_hosts(tmp_path, hosts)
+    line = "differs from the beginning: kernel is 6.12 instead of 6.1"
+    (directory / "hosts/one/environment.json").write_text(json.dumps({"warnings": [line]}))
+    assert userblk("bundle", str(directory), "--output", "a.tar.gz", cwd=tmp_path).returncode == 0
+    with tarfile.open(tmp_path / "a.tar.gz") as packed:
+        for name, options in (
+            ("table.md", ["markdown", "--ci"]),
+            ("table.csv", ["csv"]),
+            ("table-long.csv", ["csv-long"]),
+        ):
+            file = packed.extractfile(f"all/tables/{name}")
+            assert file is not None
+            assert file.read().decode() == userblk("table", str(directory), "--format", *options).stdout
+            assert name != "table.md" or f"one: {line}" in userblk("table", str(directory)).stdout
 
 
 def test_a_device_on_both_is_two_tables(tmp_path: Path) -> None:

@@ -362,3 +362,13 @@ def test_a_table_tells_that_its_campaign_was_resumed_with_something_else(tmp_pat
     (directory / "environment.json").write_text(json.dumps({"warnings": ["turbo is on", line]}))
     done = userblk("table", str(directory))
     assert line in done.stdout and "turbo" not in done.stdout
+    value_of("export", str(directory), "--format", "json", "--output", "a.json", cwd=tmp_path)
+    assert json.loads((tmp_path / "a.json").read_text())["changes"] == [line]
+    shutil.copytree(directory, tmp_path / "results/other")
+    (tmp_path / "results/other/environment.json").write_text(json.dumps({"warnings": []}))
+    named = f"made-up: {line}"
+    for other in ("other", "bdus"):
+        words = ["compare", "made-up", other]
+        assert value_of(*words, cwd=tmp_path)["changes"] == [named]
+        assert named in " ".join(userblk(*words, cwd=tmp_path).stdout.split())
+    assert named in userblk("history", "made-up", "other", cwd=tmp_path).stdout
