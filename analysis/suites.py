@@ -10,14 +10,14 @@ from types import ModuleType
 
 from . import attach, depth_jobs, failover, pts, response, store_figures, sweep
 from .report import Report
-from .summaries import changes_of
+from .summaries import notes_of
 
 MODULES = (attach, failover, sweep, response, depth_jobs, pts, store_figures)
 
 
 def reports_of(directory: Path) -> list[Report]:
     """The reports on a campaign, one of each host: another machine is no repetition. Raises SummaryError."""
-    notes = changes_of(directory)
+    notes = notes_of(directory)
     found = [one for module in MODULES for one in _reports(module, directory)]
     return [replace(one, notes=(*one.notes, *notes)) for one in found]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from userblk.harness.model.plan import EXTRA as OF_NO_TABLE
 from userblk.harness.observing.histogram import TAIL, tail_metric
 from userblk.harness.running.runner import CHANGED
 
@@ -21,8 +22,8 @@ from .table import add_titles
 SCHEMA = 1
 TAILS = tuple(map(tail_metric, TAIL))
 METRICS = ("throughput_kops", "throughput_mbps", "latency_us", "cpu_percent", "files_kops", *TAILS, "energy_uj_per_op")
-# The repetitions of which no timing is used: in the one costs were counted, at the other perf looked.
-COUNTING, SAMPLING = "0", "perf"
+# Directories of the repetitions of which no timing is used: in the one costs were counted, at the other perf looked.
+COUNTING, SAMPLING = OF_NO_TABLE.values()
 EXTRA = (COUNTING, SAMPLING)
 DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 
@@ -197,6 +198,49 @@ def campaign_warnings(directory: Path) -> list[str]:
 def changes_of(directory: Path) -> tuple[str, ...]:
     """What tells runs apart that a table takes for repetitions of each other: lines for below it."""
     return tuple(line for line in campaign_warnings(directory) if CHANGED in line)
+
+
+NOT_MEASURED = "NOT measured, as runs failed, were left out or are still missing:"
+LISTED = 8  # of what has no run; the rest is counted
+# What all runs of may be missing, the largest first: each names no part of one before.
+CELL = ("host", "device", "suite", "system", "workload")
+# What may have no run at all, as places in CELL; the largest part is named, and none of its own parts.
+PARTS = ((0,), (0, 2), (0, 2, 1), (0, 2, 3), (0, 2, 4), (0, 2, 1, 4), (0, 2, 1, 4, 3))
+
+
+def missing_of(directory: Path) -> tuple[str, ...]:
+    """
+    A line with what was planned and has no finished run, so that no table shows it; () without any. Hosts and suites
+    are named where a campaign has several.
+    """
+    left: Counter[tuple[str, ...]] = Counter()
+    done: set[tuple[str, ...]] = set()
+    for file in sorted(directory.glob("hosts/*/plan.json")) or [directory / "plan.json"]:
+        with suppress(SummaryError, LookupError, TypeError):
+            plan = read_json(file)
+            for entry in plan["entries"]:
+                cell = tuple(str({**entry, "host": plan["host"]}[name]) for name in CELL)
+                if entry["repetition"] not in OF_NO_TABLE:
+                    left[cell] += 1
+                    if directory.joinpath(*cell, str(entry["repetition"]), "DONE").exists():
+                        done.add(cell)
+    several = [at for at in range(len(CELL)) if CELL[at] not in ("host", "suite") or len({one[at] for one in left}) > 1]
+    for cell in done:
+        del left[cell]
+    named = []
+    for part in PARTS:
+        measured = {tuple(cell[at] for at in part) for cell in done}
+        runs: Counter[tuple[str, ...]] = Counter()
+        for cell in [cell for cell in left if tuple(cell[at] for at in part) not in measured]:
+            runs[tuple(cell[at] for at in part if at in several or at == part[-1])] += left.pop(cell)
+        named += [f"{' '.join(names)} ({count} run{'s' * (count > 1)})" for names, count in sorted(runs.items())]
+    more = f" and {len(named) - LISTED} more" * (len(named) > LISTED)
+    return (f"{NOT_MEASURED} {', '.join(named[:LISTED])}{more}.",) if named else ()
+
+
+def notes_of(directory: Path) -> tuple[str, ...]:
+    """Notes of a campaign, for below each of its tables."""
+    return (*missing_of(directory), *changes_of(directory))
 
 
 def changes_of_all(campaigns: Iterable[Campaign]) -> tuple[str, ...]:

@@ -99,6 +99,8 @@ def make_table(
         valid[run.cell] += 1
         for name, value in run.metrics.items():
             samples[(*run.cell, name)].append(value)
+    for failed in invalid:
+        valid[failed] += 0  # a cell all the same
     unsteady = {run.cell for run in runs if run.valid and run.steady is False}
     pairs = {(run.device, run.workload) for run in runs}
     rows = tuple(
@@ -179,7 +181,7 @@ def _notes(runs: Sequence[Run], valid: dict[tuple[str, str, str], int], seed: in
         "devices " + ", ".join(_device(runs, d) for d in ordered((run.device for run in runs), DEVICES)),
         f"campaign {_one(runs, 'campaign')}",
         f"profile {_one(runs, 'profile')}",
-        f"n = {_range(valid.values()) if valid else 0} runs per cell",
+        f"n = {_range(valid.values())} runs per cell",
     ]
     if kernel := _one(runs, "kernel"):
         facts.append(f"Linux {kernel}")

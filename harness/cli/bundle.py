@@ -15,7 +15,7 @@ from userblk.analysis import export, paper, paper_claims, papers
 from userblk.analysis.compare import environments
 from userblk.analysis.report import Report
 from userblk.analysis.suites import reports_of
-from userblk.analysis.summaries import Campaign, lab_banner
+from userblk.analysis.summaries import Campaign, lab_banner, notes_of
 from userblk.analysis.table import NATIVE, Table
 from userblk.analysis.tabulate import make_tables
 
@@ -58,6 +58,7 @@ def readme(
         f"Measured with userblk {version.get('version', 'of unknown version')}{commit}, begun {campaign.created}, seed"
         f" {campaign.seed}: {len(campaign.runs)} runs, {sum(run.valid for run in campaign.runs)} of them valid.",
         "",
+        *(text for line in notes_of(campaign.directory) for text in (line, "")),
         f"Unpack it with `userblk import FILE`; it becomes the campaign {name} below `results`. Without userblk: it is"
         " a tar file.",
         "",

@@ -19,7 +19,7 @@ from userblk.analysis.paper import ANY, compare_with_paper, paper_for
 from userblk.analysis.papers import Paper, load_paper, load_papers, paper_names
 from userblk.analysis.report import Report
 from userblk.analysis.suites import reports_of
-from userblk.analysis.summaries import changes_of, read_campaign
+from userblk.analysis.summaries import notes_of, read_campaign
 from userblk.analysis.table import Table, graded
 from userblk.analysis.tabulate import make_tables, tail_table
 
@@ -41,7 +41,7 @@ def tables_of(directory: Path) -> list[Table]:
     """Raises SummaryError."""
     campaign = read_campaign(directory)
     tables = make_tables(campaign.runs, campaign.seed, campaign.choices, campaign.block_choices, joined=True)
-    return [replace(table, notes=(*table.notes, *changes_of(directory))) for table in tables]
+    return [replace(table, notes=(*table.notes, *notes_of(directory))) for table in tables]
 
 
 def print_reports(reports: Sequence[Report], console: Console) -> None:

@@ -94,7 +94,7 @@ def test_a_device_on_each_is_one_table(tmp_path: Path) -> None:
 
 
 def test_an_artefact_has_the_tables_that_the_command_prints(tmp_path: Path) -> None:
-    """Of several hosts as well, and of a campaign that was resumed with something else."""
+    """With several hosts as well, and if the campaign was resumed with something else."""
     hosts = {"one": ("sata", MACHINE), "other": ("nvme", {**MACHINE, "cpus": 72})}
     directory = several_hosts(tmp_path, hosts)
     line = "differs from the beginning: kernel is 6.12 instead of 6.1"

@@ -152,6 +152,7 @@ def test_cell_of_invalid_runs_only() -> None:
     cell = table.cell("sata", "seq-read-1th-4k", "nbdkit", THROUGHPUT)
     assert (cell.n, cell.mean, cell.difference) == (0, None, None)
     assert render.cell_text(table, THROUGHPUT, "nbdkit", cell) == "- !1"
+    assert "; n = 0 to 2 runs per cell" in table.notes[0]
 
 
 def test_without_native_there_is_no_difference() -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from command_line import USERBLK, userblk
 from loops import LIMIT, MIB, loop
 from made_up import small_campaign, small_plan
 from runner_process import SIZE, plan_for
-from userblk.analysis.summaries import campaign_warnings
+from userblk.analysis.summaries import NOT_MEASURED, campaign_warnings, missing_of
 from userblk.harness.cli import completion, doctor, make_parser, run
 from userblk.harness.cli.common import write_file
 from userblk.harness.cli.plan import endurance_text
@@ -24,7 +25,7 @@ from userblk.harness.cli.run import detached
 from userblk.harness.machine import paths
 from userblk.harness.machine.tuning import hardware_disks
 from userblk.harness.model import config, tables
-from userblk.harness.model.config import Requires, SystemConfig
+from userblk.harness.model.config import Requires, SystemConfig, load_suite, load_system
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.running import archive, campaign
 from userblk.harness.running.campaign import LAB_KERNELS, create, take_guest
@@ -372,3 +373,52 @@ def test_a_table_tells_that_its_campaign_was_resumed_with_something_else(tmp_pat
         assert value_of(*words, cwd=tmp_path)["changes"] == [named]
         assert named in " ".join(userblk(*words, cwd=tmp_path).stdout.split())
     assert named in userblk("history", "made-up", "other", cwd=tmp_path).stdout
+
+
+def test_what_has_no_run_is_named(tmp_path: Path) -> None:
+    """A system or workload whose runs all failed is in no table; table, report, export and bundle did not tell."""
+    directory = small_campaign(tmp_path / "results")
+    assert missing_of(directory) == () and "NOT measured" not in userblk("table", str(directory)).stdout
+    for done in directory.glob("lab/*/*/nbdkit/*/*/DONE"):
+        done.unlink()
+    line = f"{NOT_MEASURED} nbdkit (2 runs)."
+    assert f"- {line}" in userblk("table", str(directory), "--format", "markdown").stdout.splitlines()
+    value_of("export", str(directory), "--format", "json", "--output", "a.json", cwd=tmp_path)
+    assert json.loads((tmp_path / "a.json").read_text())["missing"] == [line]
+    assert userblk("report", str(directory), "--output", "r", cwd=tmp_path).returncode == 0
+    assert line in (tmp_path / "r/report.html").read_text()
+    assert userblk("bundle", str(directory), "--output", "a.tar.gz", cwd=tmp_path).returncode == 0
+    with tarfile.open(tmp_path / "a.tar.gz") as packed:
+        for name in ("README.md", "tables/table.md"):
+            file = packed.extractfile(f"made-up/{name}")
+            assert file is not None and line in file.read().decode()
+
+
+def test_what_is_missing_is_named_once(tmp_path: Path) -> None:
+    """The whole of a suite or of a device, else a system or a workload, else a cell; of several suites each one's."""
+    systems = [load_system(name) for name in ("native", "nbdkit", "fuse")]
+    plan = small_plan(suite=load_suite("bdus"), systems=systems, workloads=["seq-read-1th-4k", "rand-read-1th-4k"])
+    directory = create(plan, tmp_path, ["userblk", "run"])
+
+    def missing(*wanted: dict[str, str]) -> str:
+        """Where entries with such values have not ended."""
+        for entry in plan.entries:
+            target = directory / plan.directory(entry)
+            target.mkdir(parents=True, exist_ok=True)
+            (target / "DONE").touch()
+            if any(all(getattr(entry, key) == value for key, value in one.items()) for one in wanted):
+                (target / "DONE").unlink()
+        found = missing_of(directory)
+        assert len(found) < 2
+        return "".join(found).removeprefix(f"{NOT_MEASURED} ").removesuffix(".")
+
+    assert missing() == ""
+    assert missing({"suite": "bdus-fs"}) == "bdus-fs (12 runs)"
+    assert missing({"device": "sata"}) == "bdus-block sata (4 runs), bdus-fs sata (6 runs)"
+    assert missing({"system": "nbdkit", "suite": "bdus-block"}) == "bdus-block nbdkit (4 runs)"
+    assert missing({"workload": "rand-read-1th-4k", "suite": "bdus-fs"}) == "bdus-fs rand-read-1th-4k (6 runs)"
+    one = {"suite": "bdus-fs", "device": "nvme", "workload": "rand-read-1th-4k"}
+    assert missing(one) == "bdus-fs nvme rand-read-1th-4k (3 runs)"
+    assert missing(one | {"system": "fuse"}) == "bdus-fs nvme rand-read-1th-4k fuse (1 run)"
+    (directory / "plan.json").unlink()
+    assert missing_of(directory) == ()
