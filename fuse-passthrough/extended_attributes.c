@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
+#include <unistd.h>
 
 #include "passthrough.h"
 
@@ -23,11 +24,20 @@ static void reply_xattr(fuse_req_t req, size_t size, const char *value, ssize_t 
 		fuse_reply_buf(req, value, (size_t)result);
 }
 
+static bool begins_with(const char *name, const char *prefix)
+{
+	return strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
 static bool is_acl(const char *name)
 {
-	static const char acl[] = "system.posix_acl_";
+	return begins_with(name, "system.posix_acl_");
+}
 
-	return strncmp(name, acl, strlen(acl)) == 0;
+/* Whether the file system of the source alone knows what name means, and who may change it. */
+static bool is_of_source(const char *name)
+{
+	return begins_with(name, "system.") && !is_acl(name);
 }
 
 /* getxattr, or listxattr as the daemon sees it when name is NULL. */
@@ -75,12 +85,11 @@ static void fs_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t
 /* Takes the attributes out of a list that are not for users, and returns its new length. */
 static ssize_t hide_trusted(char *list, ssize_t length)
 {
-	static const char trusted[] = "trusted.";
 	ssize_t kept = 0;
 
 	for (ssize_t at = 0, next; at < length; at = next) {
 		next = at + (ssize_t)strlen(list + at) + 1;
-		if (strncmp(list + at, trusted, strlen(trusted)) == 0)
+		if (begins_with(list + at, "trusted."))
 			continue;
 		memmove(list + kept, list + at, (size_t)(next - at));
 		kept += next - at;
@@ -138,6 +147,35 @@ static int drop_setgid(fuse_req_t req, int fd)
 	return chmod(fd_path(fd).path, st.st_mode & ALLPERMS & ~(mode_t)S_ISGID) == -1 ? -errno : 0;
 }
 
+/*
+ * Whether the sender of req may change name of fd: 0 or a negative errno. The kernel leaves names
+ * of the source to the source, which would decide by the rights of the daemon. They hold an ACL of
+ * NFSv4, say, so they are for who may change the mode.
+ */
+static int check_changer(fuse_req_t req, int fd, const char *name)
+{
+	uid_t caller = fuse_req_ctx(req)->uid;
+	struct stat st;
+
+	if (!is_of_source(name) || caller == 0 || caller == geteuid())
+		return 0;
+	if (fstatat(fd, "", &st, AT_EMPTY_PATH) == -1)
+		return -errno;
+	return st.st_uid == caller ? 0 : -EPERM;
+}
+
+/*
+ * Answers the change of name by req with 0 or a negative errno. One of the source may have changed
+ * the mode, for which the kernel would not ask again. This waits for nobody: the caller keeps the
+ * inode until it has its answer.
+ */
+static void reply_change(fuse_req_t req, fuse_ino_t ino, const char *name, int result)
+{
+	if (result == 0 && is_of_source(name))
+		fuse_lowlevel_notify_inval_inode(session.fuse, ino, -1, 0);
+	session_reply_error(req, -result);
+}
+
 static void fs_setxattr(
 	fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
 {
@@ -149,11 +187,13 @@ static void fs_setxattr(
 		return;
 	}
 	caller_keep_setid(); /* an ACL may change the mode */
-	result = setxattr(fd_path(fd).path, name, value, size, flags) == -1 ? -errno : 0;
+	result = check_changer(req, fd, name);
+	if (result == 0 && setxattr(fd_path(fd).path, name, value, size, flags) == -1)
+		result = -errno;
 	if (result == 0 && strcmp(name, "system.posix_acl_access") == 0)
 		result = drop_setgid(req, fd);
 	inode_put(inode);
-	session_reply_error(req, -result);
+	reply_change(req, ino, name, result);
 }
 
 /*
@@ -175,11 +215,13 @@ static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 		session_reply_error(req, -fd);
 		return;
 	}
-	result = removexattr(fd_path(fd).path, name) == -1 ? -errno : 0;
+	result = check_changer(req, fd, name);
+	if (result == 0 && removexattr(fd_path(fd).path, name) == -1)
+		result = -errno;
 	inode_put(inode);
 	if (result == -EPERM && goes_with_a_change(req, name))
 		result = 0;
-	session_reply_error(req, -result);
+	reply_change(req, ino, name, result);
 }
 
 void operations_extended_attributes(struct fuse_lowlevel_ops *ops)

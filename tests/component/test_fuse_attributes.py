@@ -403,6 +403,24 @@ def test_trusted_attributes_are_listed_to_root_only(fuse: Mount) -> None:
         assert len(os.listxattr(top / "file")) == 4
 
 
+@pytest.mark.parametrize("change", ["setfattr -n system.name -v x", "setfattr -x system.name"])
+def test_attributes_that_the_source_decides_over(change: str, fuse_start: FuseStart) -> None:
+    """It would decide by the rights of the daemon. Here it grants everything, and has changed the mode."""
+    need("setfattr")
+    call = "removexattr" if "-x" in change else "setxattr"
+    mount = fuse_start(wrapper=traced(call, "retval=0"))
+    path, below = mount.point / "file", mount.source / "file"
+    path.touch(0o644)
+    assert "not permitted" in as_user(NOBODY, *change.split(), str(path)).stderr
+    for uid in (0, NOBODY):
+        os.chown(path, uid, 0)
+        assert mode(path) == 0o644
+        below.chmod(0o600)
+        assert as_user(uid, *change.split(), str(path)).stderr == ""
+        assert mode(path) == 0o600
+        path.chmod(0o644)
+
+
 def test_extended_attribute_does_not_fit(fuse_default: Mount) -> None:
     path = fuse_default.point / "file"
     path.touch()
