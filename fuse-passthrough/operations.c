@@ -145,14 +145,36 @@ static void learn_names(struct inode *parent, int dir)
 	atomic_store(&parent->names, flags & FS_CASEFOLD_FL ? NAMES_WITHOUT_CASE : NAMES_WITH_CASE);
 }
 
+/* As far as that is known. */
+static enum names names_of(const struct inode *parent)
+{
+	return fs.names != NAMES_UNKNOWN ? fs.names : atomic_load(&parent->names);
+}
+
+/* Those in the directory parent, open as dir. */
+static enum names names_in(struct inode *parent, int dir)
+{
+	if (names_of(parent) == NAMES_UNKNOWN)
+		learn_names(parent, dir);
+	return names_of(parent);
+}
+
 /*
  * Whether the kernel may remember which file a name in parent is, or that there is none. It does
  * not see that a change of one name changes others that differ in case.
  */
 static bool may_remember_names(const struct inode *parent)
 {
-	return fs.names == NAMES_WITH_CASE ||
-	       (fs.names == NAMES_UNKNOWN && atomic_load(&parent->names) == NAMES_WITH_CASE);
+	return names_of(parent) == NAMES_WITH_CASE;
+}
+
+/*
+ * Whether a file goes from the directory from to the directory to, and the kernel's memory of its
+ * name with it, where the kernel must not remember names.
+ */
+static bool takes_memory(enum names from, enum names to)
+{
+	return session.timeout > 0 && from != NAMES_WITHOUT_CASE && to != NAMES_WITH_CASE;
 }
 
 int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param *entry)
@@ -161,8 +183,7 @@ int lookup_name(struct inode *parent, const char *name, struct fuse_entry_param 
 
 	if (dir < 0)
 		return dir;
-	if (fs.names == NAMES_UNKNOWN && atomic_load(&parent->names) == NAMES_UNKNOWN)
-		learn_names(parent, dir);
+	names_in(parent, dir);
 	fd = open_child(dir, name);
 	inode_put(parent);
 	result = fd < 0 ? fd : lookup_fd(fd, entry);
@@ -606,11 +627,31 @@ static void fs_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 	remove_name(req, parent, name, AT_REMOVEDIR);
 }
 
+/* 0 or a negative errno; from and to are open as dir and new_dir. */
+static int rename_name(fuse_req_t req, struct inode *from, int dir, const char *name,
+	struct inode *to, int new_dir, const char *new_name, unsigned int flags)
+{
+	enum names old = names_in(from, dir), new = names_in(to, new_dir);
+	struct removal removal;
+	int result;
+
+	/* mv(1) then makes a new file, about which the kernel asks. */
+	if (from != to &&
+		(takes_memory(old, new) || ((flags & RENAME_EXCHANGE) && takes_memory(new, old))))
+		return -EXDEV;
+	removal_begin(&removal, new_dir, new_name);
+	/* RENAME_WHITEOUT makes a file. */
+	caller_begin(req, 0);
+	result = renameat2(dir, name, new_dir, new_name, flags) == -1 ? -errno : 0;
+	caller_end(req);
+	removal_end(&removal);
+	return result;
+}
+
 static void fs_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent,
 	const char *new_name, unsigned int flags)
 {
 	struct inode *from = inode_of(parent), *to = inode_of(new_parent);
-	struct removal removal;
 	int dir = inode_get(from), new_dir, result;
 
 	if (dir < 0) {
@@ -623,12 +664,7 @@ static void fs_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
 		reply(req, new_dir);
 		return;
 	}
-	removal_begin(&removal, new_dir, new_name);
-	/* RENAME_WHITEOUT makes a file. */
-	caller_begin(req, 0);
-	result = renameat2(dir, name, new_dir, new_name, flags) == -1 ? -errno : 0;
-	caller_end(req);
-	removal_end(&removal);
+	result = rename_name(req, from, dir, name, to, new_dir, new_name, flags);
 	inode_put(to);
 	inode_put(from);
 	reply(req, result);

@@ -191,6 +191,33 @@ def test_names_without_case(call: str, answer: str, fuse_start: FuseStart) -> No
     assert (above / "bar").exists()
 
 
+def test_a_name_is_not_remembered_in_a_directory_without_case(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """The kernel takes what it remembers of a name along with a rename. mv(1) copies instead."""
+    (fuse_source / "fold").mkdir()
+    mount = fuse_start(wrapper=traced("ioctl", "poke_exit=@arg3=00000040", str(fuse_source / "fold")))
+    point, fold = mount.point, mount.source / "fold"
+    (point / "f").write_text("old")
+    checked(["mv", str(point / "f"), str(point / "fold/A")])
+    assert (point / "fold/A").read_text() == "old"
+    (point / "x").write_text("new")
+    checked(["mv", str(point / "x"), str(point / "fold/a")])
+    os.replace(fold / "a", fold / "A")  # the source would do so by itself
+    assert (point / "fold/A").read_text() == "new"
+    (point / "y").touch()
+    for old, new, flags in (("y", "fold/b", 0), ("y", "fold/A", RENAME_EXCHANGE), ("fold/A", "y", RENAME_EXCHANGE)):
+        assert renameat2(point / old, point / new, flags) == errno.EXDEV
+    assert renameat2(point / "fold/A", point / "fold/c", 0) == renameat2(point / "fold/c", point / "d", 0) == 0
+    assert (point / "d").read_text() == "new"
+
+
+def test_without_a_cache_every_name_can_be_renamed(fuse_source: Path, fuse_start: FuseStart) -> None:
+    (fuse_source / "fold").mkdir()
+    wrapper = traced("ioctl", "poke_exit=@arg3=00000040", str(fuse_source / "fold"))
+    point = fuse_start("--nocache", wrapper=wrapper).point
+    (point / "f").touch()
+    (point / "f").rename(point / "fold/f")
+
+
 def test_names_in_a_directory_whose_flag_cannot_be_read(fuse_start: FuseStart) -> None:
     """They may be without case. Here there is no descriptor to look with, after the first 50 of each thread."""
     if LIBFUSE < (3, 12):
