@@ -54,10 +54,19 @@ int data_fd(const struct fuse_file_info *fi)
 									   : file_fd(fi);
 }
 
+/* fd, which wrote to the end of its file, without O_APPEND. -1: the file may still only grow. */
+static int without_append(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	return flags == -1 || fcntl(fd, F_SETFL, flags & ~O_APPEND) == -1 ? -1 : fd;
+}
+
 /*
  * A file that may only grow by now has perhaps been opened before, and what the cache holds belongs
  * at the offset that the kernel says. So does what is appended with write-back. A write to a place
- * that the user chooses does not, which has O_APPEND, too, with RWF_NOAPPEND.
+ * that the user chooses does not, which has O_APPEND, too, with RWF_NOAPPEND; without O_APPEND, it
+ * is refused, unless the file may change by now.
  */
 int write_fd(struct inode *inode, const struct fuse_file_info *fi, off_t offset)
 {
@@ -72,7 +81,7 @@ int write_fd(struct inode *inode, const struct fuse_file_info *fi, off_t offset)
 	if (plain_fd != -1 && session.writeback && (fi->flags & O_APPEND) &&
 		fstat(plain_fd, &st) == 0 && offset >= st.st_size)
 		return plain_fd;
-	return data_fd(fi);
+	return fi->flags & O_APPEND ? data_fd(fi) : without_append(data_fd(fi));
 }
 
 /*
