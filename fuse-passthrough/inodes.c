@@ -62,6 +62,7 @@ static struct {
 static struct inode root;
 static int root_fd = -1;
 static bool have_handles;
+static bool numbers_last;
 static atomic_uint_fast64_t last_generation;
 
 static uint64_t hash(dev_t dev, ino_t ino)
@@ -278,7 +279,7 @@ bool fds_freed(void)
 
 /* ---- the table ---- */
 
-int inodes_init(int fd, size_t max_fds, bool handles_last)
+int inodes_init(int fd, size_t max_fds, const struct inodes_source *source)
 {
 	struct stat st;
 	int test;
@@ -304,7 +305,8 @@ int inodes_init(int fd, size_t max_fds, bool handles_last)
 	*bucket_of(stripe_of(root.dev, root.ino), root.dev, root.ino) = &root;
 	stripe_of(root.dev, root.ino)->count = 1;
 
-	root.handle = handles_last ? handle_of(fd) : NULL;
+	numbers_last = source->numbers_last;
+	root.handle = source->handles_last ? handle_of(fd) : NULL;
 	if (root.handle) {
 		test = open_by_handle_at(fd, root.handle, O_PATH | O_CLOEXEC);
 		have_handles = test != -1;
@@ -405,23 +407,43 @@ static struct inode **find(struct stripe *stripe, dev_t dev, ino_t ino)
 	return *at ? at : NULL;
 }
 
+/* Whether fd has the handle. */
+static bool has_handle(int fd, const struct file_handle *handle)
+{
+	struct file_handle *own = handle_of(fd);
+	bool same = own && same_handle(own, handle);
+
+	free(own);
+	return same;
+}
+
+/* Whether two open descriptors with equal numbers are one file. */
+static bool are_same_file(int fd, int other_fd)
+{
+	struct file_handle *handle = numbers_last ? NULL : handle_of(other_fd);
+	bool same = !handle || has_handle(fd, handle);
+
+	free(handle);
+	return same;
+}
+
 /*
- * Whether the known inode is the file that is open as fd; it then has a
- * descriptor with one more user, and fd is closed or its own. While both are
- * open, equal numbers mean one file; otherwise the handle decides.
+ * Whether the known inode, which has the numbers of the file that is open as fd, is that file; it
+ * then has a descriptor with one more user, and fd is closed or its own.
  */
 static bool is_same_file(struct inode *inode, int fd)
 {
-	struct file_handle *handle;
 	bool same;
 
 	if (pin(inode)) {
-		close(fd);
-		return true;
+		same = are_same_file(fd, fd_in(atomic_load(&inode->fd)));
+		if (same)
+			close(fd);
+		else
+			inode_put(inode);
+		return same;
 	}
-	handle = handle_of(fd);
-	same = handle && same_handle(handle, inode->handle);
-	free(handle);
+	same = has_handle(fd, inode->handle);
 	if (same)
 		install(inode, fd);
 	return same;

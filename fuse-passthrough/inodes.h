@@ -42,12 +42,18 @@ struct inode {
 	int32_t backing_id;	    /* shared by them for kernel passthrough; 0: none */
 };
 
+/* How the file system of the source identifies files. */
+struct inodes_source {
+	bool handles_last; /* a handle finds its file for as long as that exists */
+	bool numbers_last; /* no other file gets the number of one that is open */
+};
+
 /*
  * Begins with the root of the source: root_fd is an open directory (not
  * O_PATH), taken over. At most max_fds descriptors are kept where the source
  * has file handles, and these last. Returns 0 or a negative errno.
  */
-int inodes_init(int root_fd, size_t max_fds, bool handles_last);
+int inodes_init(int root_fd, size_t max_fds, const struct inodes_source *source);
 
 /* Closes everything. No request in flight. */
 void inodes_destroy(void);

@@ -165,16 +165,21 @@ static unsigned long type_of(int fd)
 	return fstatfs(fd, &st) == 0 ? (unsigned long)st.f_type : 0;
 }
 
-/* Does a handle find its file for as long as that exists? In these, perhaps only while it is in
- * memory. */
-static bool has_handles(unsigned long type)
+/* How it identifies files. */
+static struct inodes_source source_of(unsigned long type)
 {
-	return type != MSDOS_SUPER_MAGIC && type != FUSE_SUPER_MAGIC;
+	return (struct inodes_source){
+		/* In these, a handle may find its file only while that is in memory. */
+		.handles_last = type != MSDOS_SUPER_MAGIC && type != FUSE_SUPER_MAGIC,
+		/* Its server does not know what is open here, and another machine may remove it. */
+		.numbers_last = type != NFS_SUPER_MAGIC,
+	};
 }
 
 /* Opens SOURCE, of that type, and checks MOUNTPOINT. */
 static bool open_directories(unsigned long *type)
 {
+	struct inodes_source source;
 	int fd, result;
 
 	if (!session_check_mount_point(&options.session))
@@ -207,8 +212,9 @@ static bool open_directories(unsigned long *type)
 		return false;
 	}
 	*type = type_of(fd);
+	source = source_of(*type);
 	/* Half for inodes, half for open files. */
-	result = inodes_init(fd, raise_open_files() / 2, has_handles(*type));
+	result = inodes_init(fd, raise_open_files() / 2, &source);
 	if (result < 0)
 		session_warn("%s: %s", options.source, strerror(-result));
 	return result == 0;

@@ -130,6 +130,19 @@ def test_recycled_inode_numbers_are_new_files(fuse: Mount) -> None:
     assert len(numbers) < 50, "no number was recycled: this tested nothing"
 
 
+def test_recycled_inode_numbers_of_nfs(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """A file that is open here can be removed by another machine. strace(1) makes this NFS, with one number for all."""
+    for name in ("old", "new"):
+        (fuse_source / name).write_text(name)
+    of_all = f"poke_exit=@arg3={'11' * 16}"  # device and number
+    wrapper = traced("newfstatat", of_all, *(str(fuse_source / name) for name in ("", "old", "new")))
+    wrapper += ("-e", "trace=newfstatat,fstatfs", "-e", "inject=fstatfs:poke_exit=@arg2=6969000000000000")
+    mount = fuse_start(wrapper=wrapper)
+    assert (mount.point / "old").stat().st_ino == (mount.point / "new").stat().st_ino == 0x1111111111111111
+    with (mount.point / "old").open() as file:
+        assert ((mount.point / "new").read_text(), file.read()) == ("new", "old")
+
+
 def test_directory_of_many_names(fuse: Mount) -> None:
     names = {f"name-{number:05}" + "x" * (number % 100) for number in range(4000)}
     for name in names:
