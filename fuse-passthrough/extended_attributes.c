@@ -198,12 +198,12 @@ static void fs_setxattr(
 
 /*
  * Whether the kernel takes name away by itself, with a change of the file by the sender of req: a
- * user could not. The source does so, too, when the change gets there.
+ * user could not. The source does so, too, when the change gets there, also where the daemon has
+ * not the right to.
  */
 static bool goes_with_a_change(fuse_req_t req, const char *name)
 {
-	return !fs.owns_all && fuse_req_ctx(req)->uid != 0 &&
-	       strcmp(name, "security.capability") == 0;
+	return fuse_req_ctx(req)->uid != 0 && strcmp(name, "security.capability") == 0;
 }
 
 static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)

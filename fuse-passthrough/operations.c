@@ -10,7 +10,6 @@
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <linux/fs.h>
@@ -419,23 +418,12 @@ static int set_mode(fuse_req_t req, int fd, mode_t mode)
 	return changed & (mode | ACCESSPERMS | S_ISVTX) ? -EPERM : 0;
 }
 
-/*
- * What the kernel would do to the privileges of a file that someone else changes, which had the
- * attributes st.
- */
-static int drop_privileges(fuse_req_t req, int fd, const struct stat *st)
-{
-	int result = clear_setid_of(req, fd, st);
-
-	if (result == 0 && removexattr(fd_path(fd).path, "security.capability") == -1 &&
-		errno != ENODATA && errno != EOPNOTSUPP)
-		result = -errno;
-	return result;
-}
-
 static int set_attributes(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
 {
-	/* As in clear_setid(): the calls of others do it. */
+	/*
+	 * As in clear_setid(): the calls of others do it. Capabilities go with a truncation or a
+	 * new owner, also if root asks for it.
+	 */
 	bool drops = fs.killpriv_v2 && fs.owns_all && (what & SETATTR_KILL_SETID);
 	struct stat before;
 	int result = 0;
@@ -447,7 +435,7 @@ static int set_attributes(fuse_req_t req, int fd, bool open_file, const struct s
 	if (what & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID))
 		result = set_owner(fd, st, what);
 	if (result == 0 && drops)
-		result = drop_privileges(req, fd, &before);
+		result = clear_setid_of(req, fd, &before);
 	if (result == 0 && (what & FUSE_SET_ATTR_MODE))
 		result = set_mode(req, fd, st->st_mode);
 	if (result == 0 && (what & FUSE_SET_ATTR_SIZE))

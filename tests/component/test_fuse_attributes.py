@@ -179,6 +179,22 @@ def test_change_by_another_user_clears_privileges(change: str, capabilities: boo
             assert checked(["getcap", str(top / "program")]) == ""
 
 
+@pytest.mark.parametrize("change", [": >$0", "chgrp 65534 $0"])
+def test_the_source_takes_capabilities_away(change: str, fuse_source: Path, fuse_start: FuseStart) -> None:
+    """The daemon needs not have the right to, as in many containers."""
+    need("setcap", "getcap")
+    path = fuse_start(wrapper=("setpriv", "--bounding-set=-setfcap", "--inh-caps=-setfcap")).point / "file"
+    for capable in (False, True):
+        path.write_text("text")
+        os.chown(path, NOBODY, 0)
+        path.chmod(0o4755)
+        if capable:
+            checked(["setcap", "cap_net_raw+ep", str(fuse_source / "file")])
+        assert as_user(NOBODY, "sh", "-c", change, str(path)).stderr == ""
+        assert mode(path) == 0o755
+        assert checked(["getcap", str(path)]) == ""
+
+
 def test_change_clears_privileges_without_user_namespaces(fuse_start: FuseStart) -> None:
     """A kernel without them has no maps of users, but root is root."""
     path = (
