@@ -103,8 +103,8 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 		return;
 	}
 	fd = open_retrying(fd_path(path_fd).path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	inode_put(inode);
 	if (fd < 0) {
+		inode_put(inode);
 		session_reply_error(req, -fd);
 		return;
 	}
@@ -117,6 +117,7 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	if (set && result == 0)
 		atomic_store(&inode->names, NAMES_UNKNOWN);
 	close(fd);
+	inode_put(inode);
 	/*
 	 * It changed the time of change, too, for which the kernel would not ask again. This waits
 	 * for nobody: the caller keeps the inode until it has its answer.

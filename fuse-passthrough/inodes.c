@@ -17,10 +17,11 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "inodes.h"
+#include "passthrough.h"
 
 #define STRIPES	      64
 #define FIRST_BUCKETS 64
@@ -62,7 +63,7 @@ static struct {
 static struct inode root;
 static int root_fd = -1;
 static bool have_handles;
-static bool numbers_last;
+static enum numbers numbers;
 static atomic_uint_fast64_t last_generation;
 
 static uint64_t hash(dev_t dev, ino_t ino)
@@ -72,9 +73,16 @@ static uint64_t hash(dev_t dev, ino_t ino)
 	return h ^ (h >> 29);
 }
 
+/* With numbers that change, all are in one, whose lock guards the numbers. */
 static struct stripe *stripe_of(dev_t dev, ino_t ino)
 {
-	return &stripes[hash(dev, ino) % STRIPES];
+	return &stripes[numbers == NUMBERS_SHARED ? 0 : hash(dev, ino) % STRIPES];
+}
+
+/* The one that inode is in, without a look at numbers that another thread may change. */
+static struct stripe *stripe_of_inode(const struct inode *inode)
+{
+	return numbers == NUMBERS_SHARED ? stripes : stripe_of(inode->dev, inode->ino);
 }
 
 static struct inode **bucket_of(struct stripe *stripe, dev_t dev, ino_t ino)
@@ -258,7 +266,7 @@ int inode_get(struct inode *inode)
 	return fd_in(atomic_load(&inode->fd));
 }
 
-void inode_put(struct inode *inode)
+static void unpin(struct inode *inode)
 {
 	atomic_fetch_sub(&inode->fd, ONE_USER);
 }
@@ -279,11 +287,50 @@ bool fds_freed(void)
 
 /* ---- the table ---- */
 
+/* The first inode of a chain that has the numbers, or NULL. The stripe's lock is held. */
+static struct inode *find_in(struct inode *chain, dev_t dev, ino_t ino)
+{
+	while (chain && (chain->ino != ino || chain->dev != dev))
+		chain = chain->next;
+	return chain;
+}
+
+/* The same in the table. */
+static struct inode *find(struct stripe *stripe, dev_t dev, ino_t ino)
+{
+	return find_in(*bucket_of(stripe, dev, ino), dev, ino);
+}
+
+/* Puts inode into the table. The stripe's lock is held. */
+static void enter(struct stripe *stripe, struct inode *inode)
+{
+	struct inode **bucket = bucket_of(stripe, inode->dev, inode->ino);
+
+	inode->next = *bucket;
+	*bucket = inode;
+	stripe->count++;
+}
+
+/* Takes inode out of the table, if it is there. The stripe's lock is held. */
+static void leave(struct stripe *stripe, struct inode *inode)
+{
+	struct inode **at = bucket_of(stripe, inode->dev, inode->ino);
+
+	if (inode->next == inode)
+		return;
+	while (*at != inode)
+		at = &(*at)->next;
+	*at = inode->next;
+	inode->next = inode; /* marks it as out of the table */
+	stripe->count--;
+}
+
 int inodes_init(int fd, size_t max_fds, const struct inodes_source *source)
 {
 	struct stat st;
 	int test;
 
+	numbers = source->numbers;
 	for (size_t i = 0; i < STRIPES; i++) {
 		pthread_mutex_init(&stripes[i].lock, NULL);
 		stripes[i].bucket_count = FIRST_BUCKETS;
@@ -301,11 +348,8 @@ int inodes_init(int fd, size_t max_fds, const struct inodes_source *source)
 	root.lookups = 1; /* never forgotten */
 	atomic_store(&root.fd, ONE_USER + (uint64_t)fd + 1);
 	/* In the table as well: a bind mount can show the root again below itself. */
-	root.next = NULL;
-	*bucket_of(stripe_of(root.dev, root.ino), root.dev, root.ino) = &root;
-	stripe_of(root.dev, root.ino)->count = 1;
+	enter(stripe_of_inode(&root), &root);
 
-	numbers_last = source->numbers_last;
 	root.handle = source->handles_last ? handle_of(fd) : NULL;
 	if (root.handle) {
 		test = open_by_handle_at(fd, root.handle, O_PATH | O_CLOEXEC);
@@ -368,6 +412,34 @@ ino_t shown_ino(dev_t dev, ino_t ino)
 	return ino ^ (ino_t)(dev ^ root.dev) << 32;
 }
 
+/* Finds inode, which is in use, by the number that it has now. */
+static void renumber(struct inode *inode)
+{
+	struct stat st;
+
+	pthread_mutex_lock(&stripes->lock);
+	if (fstat(fd_in(atomic_load(&inode->fd)), &st) == 0 &&
+		(st.st_ino != inode->ino || st.st_dev != inode->dev)) {
+		leave(stripes, inode);
+		inode->dev = st.st_dev;
+		inode->ino = st.st_ino;
+		enter(stripes, inode);
+	}
+	pthread_mutex_unlock(&stripes->lock);
+}
+
+void inode_put(struct inode *inode)
+{
+	if (numbers == NUMBERS_SHARED)
+		renumber(inode);
+	unpin(inode);
+}
+
+bool inodes_change_numbers(void)
+{
+	return numbers == NUMBERS_SHARED;
+}
+
 /* Doubles the buckets when they get full. Without memory the chains just grow longer. */
 static void grow(struct stripe *stripe)
 {
@@ -382,29 +454,18 @@ static void grow(struct stripe *stripe)
 		return;
 	stripe->buckets = new;
 	stripe->bucket_count = 2 * old_count;
+	stripe->count = 0;
 	for (size_t b = 0; b < old_count; b++) {
 		struct inode *inode = old[b];
 
 		while (inode) {
 			struct inode *next = inode->next;
-			struct inode **bucket = bucket_of(stripe, inode->dev, inode->ino);
 
-			inode->next = *bucket;
-			*bucket = inode;
+			enter(stripe, inode);
 			inode = next;
 		}
 	}
 	free(old);
-}
-
-/* Where the chain of the stripe points to the inode, or NULL. The stripe's lock is held. */
-static struct inode **find(struct stripe *stripe, dev_t dev, ino_t ino)
-{
-	struct inode **at = bucket_of(stripe, dev, ino);
-
-	while (*at && ((*at)->ino != ino || (*at)->dev != dev))
-		at = &(*at)->next;
-	return *at ? at : NULL;
 }
 
 /* Whether fd has the handle. */
@@ -417,14 +478,42 @@ static bool has_handle(int fd, const struct file_handle *handle)
 	return same;
 }
 
+/*
+ * Whether two open descriptors are one inode of the kernel, which watches each only once. If it
+ * watches none, as what the daemon may not read, they are taken for one.
+ */
+static bool are_same_inode(int fd, int other_fd)
+{
+	int notify = inotify_init1(IN_CLOEXEC), watch, other;
+
+	if (notify == -1)
+		return true;
+	watch = inotify_add_watch(notify, fd_path(fd).path, IN_DELETE_SELF);
+	other = inotify_add_watch(notify, fd_path(other_fd).path, IN_DELETE_SELF);
+	close(notify);
+	return watch == other || watch == -1 || other == -1;
+}
+
 /* Whether two open descriptors with equal numbers are one file. */
 static bool are_same_file(int fd, int other_fd)
 {
-	struct file_handle *handle = numbers_last ? NULL : handle_of(other_fd);
-	bool same = !handle || has_handle(fd, handle);
+	struct file_handle *handle;
+	struct stat st;
+	bool same;
 
-	free(handle);
-	return same;
+	switch (numbers) {
+	case NUMBERS_RECYCLED:
+		handle = handle_of(other_fd);
+		same = !handle || has_handle(fd, handle);
+		free(handle);
+		return same;
+	case NUMBERS_SHARED:
+		/* By hard links only. */
+		return fstat(fd, &st) == -1 || st.st_nlink < 2 || S_ISDIR(st.st_mode) ||
+		       are_same_inode(fd, other_fd);
+	default:
+		return true;
+	}
 }
 
 /*
@@ -440,7 +529,7 @@ static bool is_same_file(struct inode *inode, int fd)
 		if (same)
 			close(fd);
 		else
-			inode_put(inode);
+			unpin(inode);
 		return same;
 	}
 	same = has_handle(fd, inode->handle);
@@ -452,23 +541,24 @@ static bool is_same_file(struct inode *inode, int fd)
 int inode_learn(int fd, const struct stat *st, struct inode **result)
 {
 	struct stripe *stripe = stripe_of(st->st_dev, st->st_ino);
-	struct inode *inode, **at;
+	struct inode *inode;
 
 	pthread_mutex_lock(&stripe->lock);
-	at = find(stripe, st->st_dev, st->st_ino);
-	if (at) {
-		inode = *at;
-		if (is_same_file(inode, fd)) {
-			inode->lookups++;
-			pthread_mutex_unlock(&stripe->lock);
-			inode_put(inode);
-			*result = inode;
-			return 0;
-		}
+	inode = find(stripe, st->st_dev, st->st_ino);
+	while (inode && !is_same_file(inode, fd)) {
+		struct inode *other = inode;
+
+		inode = find_in(inode->next, st->st_dev, st->st_ino);
 		/* The source recycled the number. The kernel may still hold the dead one. */
-		*at = inode->next;
-		inode->next = inode; /* marks it as out of the table */
-		stripe->count--;
+		if (numbers != NUMBERS_SHARED)
+			leave(stripe, other);
+	}
+	if (inode) {
+		inode->lookups++;
+		pthread_mutex_unlock(&stripe->lock);
+		unpin(inode);
+		*result = inode;
+		return 0;
 	}
 	inode = calloc(1, sizeof(*inode));
 	if (!inode) {
@@ -483,10 +573,7 @@ int inode_learn(int fd, const struct stat *st, struct inode **result)
 	inode->slot = NO_SLOT;
 	atomic_store(&inode->fd, (uint64_t)fd + 1);
 	grow(stripe);
-	at = bucket_of(stripe, st->st_dev, st->st_ino);
-	inode->next = *at;
-	*at = inode;
-	stripe->count++;
+	enter(stripe, inode);
 	pthread_mutex_unlock(&stripe->lock);
 	list_fd(inode);
 	*result = inode;
@@ -495,7 +582,7 @@ int inode_learn(int fd, const struct stat *st, struct inode **result)
 
 void inode_forget(struct inode *inode, uint64_t count)
 {
-	struct stripe *stripe = stripe_of(inode->dev, inode->ino);
+	struct stripe *stripe = stripe_of_inode(inode);
 
 	if (inode == &root)
 		return;
@@ -506,14 +593,7 @@ void inode_forget(struct inode *inode, uint64_t count)
 		pthread_mutex_unlock(&stripe->lock);
 		return;
 	}
-	if (inode->next != inode) {
-		struct inode **at = bucket_of(stripe, inode->dev, inode->ino);
-
-		while (*at != inode)
-			at = &(*at)->next;
-		*at = inode->next;
-		stripe->count--;
-	}
+	leave(stripe, inode);
 	pthread_mutex_unlock(&stripe->lock);
 
 	pthread_mutex_lock(&open_fds.lock);
@@ -538,8 +618,8 @@ bool inode_identify(int dir_fd, const char *name, dev_t *dev, ino_t *ino)
 /* The known inode of name, with its descriptor, one more lookup and one more user; or NULL. */
 static struct inode *hold_victim(int dir_fd, const char *name)
 {
-	struct inode *inode = NULL, **at;
 	struct stripe *stripe;
+	struct inode *inode;
 	dev_t dev;
 	ino_t ino;
 
@@ -547,11 +627,9 @@ static struct inode *hold_victim(int dir_fd, const char *name)
 		return NULL;
 	stripe = stripe_of(dev, ino);
 	pthread_mutex_lock(&stripe->lock);
-	at = find(stripe, dev, ino);
-	if (at) {
-		inode = *at;
+	inode = find(stripe, dev, ino);
+	if (inode)
 		inode->lookups++;
-	}
 	pthread_mutex_unlock(&stripe->lock);
 	if (inode && inode_get(inode) < 0) { /* a dead one whose number was recycled */
 		inode_forget(inode, 1);
@@ -623,10 +701,10 @@ int inodes_each_written(void (*visit)(struct inode *inode, void *data), void *da
 
 void inode_lock(struct inode *inode)
 {
-	pthread_mutex_lock(&stripe_of(inode->dev, inode->ino)->lock);
+	pthread_mutex_lock(&stripe_of_inode(inode)->lock);
 }
 
 void inode_unlock(struct inode *inode)
 {
-	pthread_mutex_unlock(&stripe_of(inode->dev, inode->ino)->lock);
+	pthread_mutex_unlock(&stripe_of_inode(inode)->lock);
 }

@@ -26,7 +26,7 @@
 
 struct inode {
 	struct inode *next; /* in its bucket */
-	dev_t dev;
+	dev_t dev;	    /* this and the next one change with NUMBERS_SHARED */
 	ino_t ino;
 	uint64_t generation;	    /* differs for every inode of this process */
 	uint64_t lookups;	    /* the kernel's references and ours */
@@ -42,10 +42,18 @@ struct inode {
 	int32_t backing_id;	    /* shared by them for kernel passthrough; 0: none */
 };
 
+/* What the number of a file of the source says while the file is open. */
+enum numbers {
+	NUMBERS_OF_ONE,	  /* no other file has it */
+	NUMBERS_RECYCLED, /* another one may get it, and has another handle */
+	NUMBERS_SHARED, /* another one may have it until one of the two is changed, which changes it
+			 */
+};
+
 /* How the file system of the source identifies files. */
 struct inodes_source {
 	bool handles_last; /* a handle finds its file for as long as that exists */
-	bool numbers_last; /* no other file gets the number of one that is open */
+	enum numbers numbers;
 };
 
 /*
@@ -76,10 +84,14 @@ ino_t shown_ino(dev_t dev, ino_t ino);
 
 /*
  * An O_PATH descriptor of inode (of the root: a readable one), good until
- * inode_put(); or a negative errno, ESTALE when the file is gone.
+ * inode_put(); or a negative errno, ESTALE when the file is gone. What changes
+ * the file of inode comes between the two, and after it a lookup of the file.
  */
 int inode_get(struct inode *inode);
 void inode_put(struct inode *inode);
+
+/* Whether a change of a file may change its number: NUMBERS_SHARED. */
+bool inodes_change_numbers(void);
 
 /*
  * The inode for fd, an O_PATH descriptor taken over whatever happens, whose

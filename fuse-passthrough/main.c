@@ -168,11 +168,19 @@ static unsigned long type_of(int fd)
 /* How it identifies files. */
 static struct inodes_source source_of(unsigned long type)
 {
+	enum numbers numbers = NUMBERS_OF_ONE;
+
+	/* Its server does not know what is open here, and another machine may remove it. */
+	if (type == NFS_SUPER_MAGIC)
+		numbers = NUMBERS_RECYCLED;
+	/* The hard links of a lower layer are files of their own when they come to the upper one.
+	 */
+	else if (type == OVERLAYFS_SUPER_MAGIC)
+		numbers = NUMBERS_SHARED;
 	return (struct inodes_source){
 		/* In these, a handle may find its file only while that is in memory. */
 		.handles_last = type != MSDOS_SUPER_MAGIC && type != FUSE_SUPER_MAGIC,
-		/* Its server does not know what is open here, and another machine may remove it. */
-		.numbers_last = type != NFS_SUPER_MAGIC,
+		.numbers = numbers,
 	};
 }
 

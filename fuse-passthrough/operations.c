@@ -583,9 +583,9 @@ static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const
 	}
 	result = linkat(AT_FDCWD, fd_path(fd).path, dir, new_name, AT_SYMLINK_FOLLOW);
 	result = result == -1 ? -errno : 0;
+	inode_put(inode);
 	result = lookup_made(new_parent, new_name, 0, result, &entry);
 	inode_put(parent);
-	inode_put(inode);
 	reply_entry(req, result, &entry);
 }
 
@@ -615,11 +615,36 @@ static void fs_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 	remove_name(req, parent, name, AT_REMOVEDIR);
 }
 
+/* The inode of name below parent, which a rename may change, with its descriptor; or NULL. */
+static struct inode *hold_changed(struct inode *parent, const char *name)
+{
+	struct fuse_entry_param entry;
+	struct inode *inode = NULL;
+
+	if (inodes_change_numbers() && lookup_name(parent, name, &entry) == 0) {
+		inode = inode_of(entry.ino);
+		if (inode_get(inode) < 0) {
+			inode_forget(inode, 1);
+			inode = NULL;
+		}
+	}
+	return inode;
+}
+
+static void release_changed(struct inode *inode)
+{
+	if (!inode)
+		return;
+	inode_put(inode);
+	inode_forget(inode, 1);
+}
+
 /* 0 or a negative errno; from and to are open as dir and new_dir. */
 static int rename_name(fuse_req_t req, struct inode *from, int dir, const char *name,
 	struct inode *to, int new_dir, const char *new_name, unsigned int flags)
 {
 	enum names old = names_in(from, dir), new = names_in(to, new_dir);
+	struct inode *moved, *exchanged;
 	struct removal removal;
 	int result;
 
@@ -627,12 +652,16 @@ static int rename_name(fuse_req_t req, struct inode *from, int dir, const char *
 	if (from != to &&
 		(takes_memory(old, new) || ((flags & RENAME_EXCHANGE) && takes_memory(new, old))))
 		return -EXDEV;
+	moved = hold_changed(from, name);
+	exchanged = flags & RENAME_EXCHANGE ? hold_changed(to, new_name) : NULL;
 	removal_begin(&removal, new_dir, new_name);
 	/* RENAME_WHITEOUT makes a file. */
 	caller_begin(req, 0);
 	result = renameat2(dir, name, new_dir, new_name, flags) == -1 ? -errno : 0;
 	caller_end(req);
 	removal_end(&removal);
+	release_changed(exchanged);
+	release_changed(moved);
 	return result;
 }
 

@@ -12,22 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fuse_mount import LIBFUSE, Mount, aligned, traced
+from fuse_mount import AT_FDCWD, LIBFUSE, RENAME_EXCHANGE, Mount, aligned, renameat2, traced
 from nbdkit_server import checked, run
 from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20
-AT_FDCWD = -100
 AT_SYMLINK_FOLLOW = 0x400
-RENAME_NOREPLACE, RENAME_EXCHANGE, RENAME_WHITEOUT = 1, 2, 4
+RENAME_NOREPLACE, RENAME_WHITEOUT = 1, 4
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def renameat2(old: Path, new: Path, flags: int) -> int:
-    """Returns 0 or the errno."""
-    result = libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags)
-    return ctypes.get_errno() if result == -1 else 0
 
 
 def test_hard_links_are_one_file(fuse: Mount) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -22,11 +23,14 @@ from fuse_mount import (
     MODES,
     NULLFS_PROGRAM,
     PROGRAM,
+    RENAME_EXCHANGE,
     Mount,
     frozen,
     lacking_for_fuse,
     lacking_for_mode,
     parse_status,
+    renameat2,
+    rings_enabled,
     start,
     stat_errno,
     threads,
@@ -209,11 +213,11 @@ def test_passthrough_where_granted(fuse_start: FuseStart) -> None:
 
 
 @contextmanager
-def overlay(lower: Path, space: Path) -> Iterator[Path]:
-    """An overlayfs upon lower; skips where there is none."""
+def overlay(lower: Path, space: Path, *more: str) -> Iterator[Path]:
+    """An overlayfs upon lower, with more options; skips where there is none."""
     for name in ("upper", "work", "overlay"):
         (space / name).mkdir(parents=True)
-    options = f"lowerdir={lower},upperdir={space}/upper,workdir={space}/work"
+    options = ",".join((f"lowerdir={lower},upperdir={space}/upper,workdir={space}/work", *more))
     mounted = run(["mount", "-t", "overlay", "-o", options, "userblk-test", str(space / "overlay")])
     if "unknown filesystem type" in mounted.stderr:
         pytest.skip("kernel: no overlayfs")
@@ -255,6 +259,72 @@ def test_passthrough_over_overlayfs(option: str, fuse_source: Path) -> None:
             mount.unmount()  # it would say that the kernel refuses to pass a file through
         finally:
             mount.kill()
+
+
+@pytest.fixture
+def over_links(request: pytest.FixtureRequest, fuse_source: Path) -> Iterator[Mount]:
+    """
+    Mounted over an overlayfs that makes two files of the hard links first and second when one is changed; and with
+    another file.
+    """
+    mode = getattr(request, "param", "default")
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    (fuse_source / "first").write_bytes(b"old")
+    (fuse_source / "other").touch()
+    os.link(fuse_source / "first", fuse_source / "second")
+    with overlay(fuse_source, fuse_source.with_name("space"), "index=off") as below, rings_enabled():
+        mount = start(below, fuse_source.with_name("mount"), *MODES[mode])
+        try:
+            for name in ("first", "second"):
+                assert (mount.point / name).read_bytes() == b"old"
+            yield mount
+            mount.unmount()
+        finally:
+            mount.kill()
+
+
+@pytest.mark.parametrize("over_links", MODES, indirect=True)
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_links_of_a_lower_layer_become_two_files(name: str, over_links: Mount) -> None:
+    """What is written to one is in this one, and only there."""
+    descriptor = os.open(over_links.point / name, os.O_RDWR)
+    try:
+        os.pwrite(descriptor, b"new", 0)
+        os.listdir(over_links.point)
+        contents = {path.name: path.read_bytes() for path in over_links.point.iterdir()}
+        assert contents == {"first": b"old", "second": b"old", "other": b""} | {name: b"new"}
+    finally:
+        os.close(descriptor)
+    assert {path.name: path.read_bytes() for path in over_links.source.iterdir()} == contents
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "open": lambda path: os.close(os.open(path, os.O_RDWR)),
+    "truncate": lambda path: os.truncate(path, 1),
+    "chmod": lambda path: path.chmod(0o600),
+    "utime": lambda path: os.utime(path, (1, 1)),
+    "setxattr": lambda path: os.setxattr(path, "user.name", b"value"),
+    "chattr": lambda path: checked(["chattr", "+d", str(path)]),
+    "link": lambda path: os.link(path, path.with_name("third")),
+    "rename": lambda path: path.rename(path.with_name("moved")).rename(path),
+    "exchange": lambda path: [renameat2(path.with_name("other"), path, RENAME_EXCHANGE) for _ in range(2)],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_goes_to_the_upper_layer_stays_one_file(change: str, over_links: Mount) -> None:
+    """The kernel manages locks: of two inodes, it would grant both."""
+    path, number = over_links.point / "first", (over_links.source / "first").stat().st_ino
+    with path.open() as before:
+        fcntl.flock(before, fcntl.LOCK_EX)
+        CHANGES[change](path)
+        assert (over_links.source / "first").stat().st_ino != number, "it is where it was: this tests nothing"
+        os.listdir(over_links.point)
+        with path.open() as after, pytest.raises(BlockingIOError):
+            fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (over_links.point / "second").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("mode", ["passthrough", "io-uring", "io-uring+passthrough"])

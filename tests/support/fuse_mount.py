@@ -33,6 +33,8 @@ DISK_BYTES = 4 << 30
 GRACE_S = 20.0  # after which a test asks what keeps a daemon from its end
 NOBODY = 65534
 MS_SYNC = 4
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
 
 MODES: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -349,6 +351,13 @@ def bare_mapping(descriptor: int, size: int) -> Iterator[tuple[ctypes.Array[ctyp
         yield (ctypes.c_char * size).from_address(address), sync
     finally:
         libc.munmap(address, size)
+
+
+def renameat2(old: Path, new: Path, flags: int) -> int:
+    """Returns 0 or the errno."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags)
+    return ctypes.get_errno() if result == -1 else 0
 
 
 def stat_errno(path: Path) -> int:
