@@ -273,15 +273,23 @@ static bool each_written(session_visit *visit)
 }
 
 /*
- * What the kernel is to know of the mount. Not nodiratime, which libfuse 3.14 does not know. If
- * SOURCE is read-only, so is the mount: access(2) and others ask the kernel, not the daemon. If
- * writes to it are synchronous, the cache of the kernel must not hold them back.
+ * What the kernel is to know of the mount, whatever the user's options say, which come before. Not
+ * nodiratime, which libfuse 3.14 does not know. If SOURCE is read-only, so is the mount: access(2)
+ * and others ask the kernel, not the daemon. If writes to it are synchronous, the cache of the
+ * kernel must not hold them back. Nor does the mount give more rights than SOURCE.
  */
 static bool add_mount_options(struct fuse_args *args)
 {
-	return (!is_mounted(ST_RDONLY) || fuse_opt_add_arg(args, "-oro") == 0) &&
-	       (!is_mounted(ST_SYNCHRONOUS) || fuse_opt_add_arg(args, "-osync") == 0) &&
-	       (!options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0);
+	static const struct {
+		unsigned long flag;
+		const char *option;
+	} taken[] = {{ST_RDONLY, "-oro"}, {ST_SYNCHRONOUS, "-osync"}, {ST_NOEXEC, "-onoexec"},
+		{ST_NOSUID, "-onosuid"}, {ST_NODEV, "-onodev"}};
+
+	for (size_t i = 0; i < sizeof(taken) / sizeof(taken[0]); i++)
+		if (is_mounted(taken[i].flag) && fuse_opt_add_arg(args, taken[i].option) == -1)
+			return false;
+	return !options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0;
 }
 
 /* Is it in memory? Then reads do not wait, so rings do them at once. */

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -584,6 +585,51 @@ def test_a_read_only_source_is_a_read_only_mount(tmp_path: Path, fuse_source: Pa
                     (top / "none").unlink()
                 assert caught.value.errno == errno.EROFS
                 assert (top / "file").read_text() == "text"
+            mount.unmount()
+        finally:
+            mount.kill()
+    finally:
+        unmount(below)
+
+
+def runs(top: Path) -> object:
+    return run([str(top / "program"), "-u"]).stdout
+
+
+def runs_as_its_owner(top: Path) -> object:
+    return as_user(NOBODY, str(top / "program"), "-u").stdout
+
+
+def reads_a_device(top: Path) -> object:
+    return (top / "device").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("option", "use"), [("noexec", runs), ("nosuid", runs_as_its_owner), ("nodev", reads_a_device)]
+)
+def test_the_mount_gives_no_more_rights_than_the_source(
+    option: str, use: Callable[[Path], object], fuse_source: Path
+) -> None:
+    """Whatever the options of the mount say."""
+    below, point = fuse_source.with_name("below"), fuse_source.with_name("mount")
+    below.mkdir()
+    shutil.copy("/usr/bin/id", fuse_source / "program")
+    (fuse_source / "program").chmod(0o4755)
+    os.mknod(fuse_source / "device", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+
+    def found(top: Path) -> object:
+        try:
+            return use(top)
+        except PermissionError:
+            return "denied"
+
+    allowed = found(fuse_source)
+    checked(["mount", "--bind", str(fuse_source), str(below)])
+    try:
+        checked(["mount", "-o", f"remount,bind,{option}", str(below)])
+        mount = start(below, point, "-o", "exec")
+        try:
+            assert allowed != found(below) == found(point)
             mount.unmount()
         finally:
             mount.kill()
