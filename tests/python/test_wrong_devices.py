@@ -519,7 +519,7 @@ def test_one_that_is_too_small_is_refused_before_anything_is_made(option: str, t
 
 
 def test_the_plan_of_what_is_lost_can_be_read_before_it_is_confirmed(tmp_path: Path) -> None:
-    """It tells what to confirm, and the campaign still asks for it."""
+    """It says what to confirm, and the campaign still asks for it."""
     words = ("run", "--where", "host", "--systems", "native", "--workloads", "rand-read-1th-4k", "--sata")
     with loop(tmp_path, 64 << 30) as device:
         planned = userblk(*words, device, "--dry-run", cwd=tmp_path)
