@@ -44,7 +44,7 @@ POLL_S = 0.001
 LOOP_CTL_REMOVE = 0x4C81
 PATIENCE_S = 120.0  # for each step of a disk
 NULL = ["null", f"size={SIZE}"]
-ENDED = Event()  # this program was told to end
+ENDED = Event()  # this program has to end
 
 
 def until(what: str, condition: Callable[[], bool]) -> None:
@@ -54,7 +54,7 @@ def until(what: str, condition: Callable[[], bool]) -> None:
 
 
 def appears(what: str, condition: Callable[[], bool], server: subprocess.Popen[bytes] | None = None) -> None:
-    """until(), of a disk to come. Raises BringUpError also when the server ends, or this program is told to."""
+    """until(), of a disk to come. Raises BringUpError also when the server ends, or this program has to end."""
 
     def there() -> bool:
         if condition():

@@ -216,9 +216,9 @@ class NeverThere(Framework):
     """Its disks do not come, as on a host that hangs."""
 
     def start(self, number: int) -> str:
-        server = self.disk_named if number else self.spawn
-        server(number, "sleep", "1000")
-        systems.appears("it does not appear", lambda: False, self.servers[number])
+        if number:
+            return self.disk_named(number, "sleep", "1000")
+        systems.appears("it does not appear", lambda: False, self.spawn(number, "sleep", "1000"))
         return ""
 
     def stop(self, number: int) -> None:
@@ -230,7 +230,12 @@ def test_an_end_does_not_wait_for_disks_that_do_not_come(
 ) -> None:
     """Or the campaign would kill the program, and nobody would remove the other disks and their servers."""
     made: list[NeverThere] = []
-    monkeypatch.setitem(systems.FRAMEWORKS, "loop", lambda *args: made.append(NeverThere(*args)) or made[0])
+
+    def make(build: str, directory: Path) -> NeverThere:
+        made.append(NeverThere(build, directory))
+        return made[0]
+
+    monkeypatch.setitem(vars(systems)["FRAMEWORKS"], "loop", make)
     monkeypatch.setattr(systems, "ENDED", Event())
     before = signal.getsignal(signal.SIGTERM)
     timer = Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM))
