@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Snapshots, clones and rollbacks of a volume of the S3 device in a store that is full. */
 #include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
 
 #include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/lifecycle/lifecycle.h"
@@ -119,18 +121,84 @@ static void test_a_snapshot_without_a_root(void **state)
 	fake_store_reset();
 }
 
+/* Changes what the store has under each key that ends so: removes it, or damages its last byte. */
+static void spoil(const char *key, bool damage)
+{
+	static uint8_t data[MIB];
+	size_t bytes = fake_store_object(key, data, sizeof data);
+
+	assert_in_range(bytes, 1, sizeof data);
+	data[bytes - 1] ^= 1;
+	fake_store_set(key, damage ? data : NULL, bytes);
+}
+
+/* A snapshot that cannot be read changes nothing: the volume goes on, and can be opened. */
+static void test_a_rollback_to_what_is_gone(void **state)
+{
+	struct device d;
+
+	(void)state;
+	for (unsigned i = 0; i < 4; i++) {
+		char key[96];
+		unsigned long long seq;
+
+		create_volume(&d);
+		put_mib(&d, 0, 1);
+		assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+		seq = volume_of(&d)->snapshots[0].seq;
+		put_mib(&d, 0, 2);
+		/* Its region is only in the root of the snapshot. */
+		assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
+		assert_int_equal(s3_snapshot_delete(volume_of(&d), "t"), 0);
+		snprintf(key, sizeof key,
+			i < 2 ? "userblk/v/snap/s/root-%016llx" : "userblk/v/ckpt/%016llx/0000",
+			seq);
+		spoil(key, i % 2);
+		assert_int_equal(s3_snapshot_rollback(volume_of(&d), "s"), -EIO);
+		assert_holds(d.reported.error, "snapshot=s: ");
+		assert_holds(d.reported.error, key);
+		assert_holds(d.reported.error, " is damaged or gone; ");
+		check_mib(&d, 0, 2);
+		put_mib(&d, 1, 3);
+		device_close(&d);
+		device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
+		check_mib(&d, 0, 2);
+		check_mib(&d, 1, 3);
+		device_close(&d);
+		fake_store_reset();
+	}
+}
+
+static void *roll_back(void *opaque)
+{
+	struct device *d = opaque;
+
+	assert_int_equal(s3_snapshot_rollback(volume_of(d), "s"), 0);
+	return NULL;
+}
+
 /* A rollback that is in the log waits for a store that is out of reach. */
 static void test_a_rollback_waits_for_the_store(void **state)
 {
 	struct device d;
+	pthread_t thread;
 
 	(void)state;
 	create_volume(&d);
 	assert_int_equal(write_mib(&d, 0, 1), 0);
 	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
-	assert_int_equal(write_mib(&d, 0, 2), 0);
+	put_mib(&d, 0, 2);
+	/* Before that it fails, and nothing has happened. */
 	fake_store_fail(S3_GET, "/snap/s/root", -EIO, 1);
-	assert_int_equal(s3_snapshot_rollback(volume_of(&d), "s"), 0);
+	assert_int_equal(s3_snapshot_rollback(volume_of(&d), "s"), -EIO);
+	check_mib(&d, 0, 2);
+	fake_store_hold_answers(S3_PUT, "/log/", false);
+	assert_int_equal(pthread_create(&thread, NULL, roll_back, &d), 0);
+	fake_store_wait_held(S3_PUT, "/log/");
+	fake_store_fail(S3_GET, "/snap/s/root", -EIO, 1);
+	fake_store_release(S3_PUT, "/log/");
+	pthread_join(thread, NULL);
+	assert_int_equal(fake_store_failed(), 2);
 	check_mib(&d, 0, 1);
 	assert_int_equal(write_mib(&d, 1, 3), 0);
 	device_close(&d);
@@ -189,6 +257,7 @@ int main(void)
 		cmocka_unit_test(test_no_snapshot_in_a_full_store),
 		cmocka_unit_test(test_a_snapshot_finds_a_full_store),
 		cmocka_unit_test(test_a_snapshot_without_a_root),
+		cmocka_unit_test(test_a_rollback_to_what_is_gone),
 		cmocka_unit_test(test_a_rollback_waits_for_the_store),
 		cmocka_unit_test(test_a_rollback_that_is_refused),
 		cmocka_unit_test(test_a_rollback_without_a_root),

@@ -449,6 +449,9 @@ static int roll_back(struct s3_volume *v, void *opaque)
 	r = check_newest(v, &snapshot);
 	if (r == 0)
 		r = settle(v);
+	/* Every later open has to read it: one that cannot be read must not get into the log. */
+	if (r == 0)
+		r = s3_restore_check(v, &snapshot);
 	if (r == 0 && snapshot.blocks > v->super.blocks) {
 		r = s3_volume_grow(v, snapshot.blocks);
 		if (r == 0)

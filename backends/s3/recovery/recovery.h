@@ -12,6 +12,7 @@
 struct s3_recovery;
 struct s3_request;
 struct s3_root;
+struct s3_root_snapshot;
 struct s3_volume;
 
 /*
@@ -32,6 +33,11 @@ int s3_is_outdated(struct s3_volume *v);
  * to? 0 in seq: none. 0 or negative errno, reported.
  */
 int s3_snapshot_find_stored(struct s3_volume *v, const char *name, uint64_t *seq);
+/*
+ * Can s3_restore() read that snapshot, from the store as it is? Changes nothing. 0 or negative
+ * errno, reported.
+ */
+int s3_restore_check(struct s3_volume *v, const struct s3_root_snapshot *snapshot);
 /*
  * The map becomes that of a snapshot, the newest one. No other call meanwhile; after an error the
  * map must not be used. Errors are reported through the host.

@@ -8,6 +8,7 @@
 
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
 #include "backends/s3/core/snapstore.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/checkpoint.h"
@@ -20,7 +21,9 @@
 
 struct restore {
 	struct s3_volume *v;
-	struct s3_objects *objects; /* the snapshot's table */
+	struct s3_objects *objects;   /* the snapshot's table */
+	bool look;		      /* change nothing */
+	char missing[S3_KEY_MAX + 1]; /* what -ENOENT is about */
 };
 
 /* Enters a run of the snapshot's map. Its table may have other slots than the volume's. */
@@ -33,8 +36,13 @@ static int restore_run(void *opaque, const struct s3_run *run)
 
 	s3_objects_get(c->objects, run->slot, &object);
 	slot = s3_objects_find(v->objects, object.origin, object.id);
-	if (slot == S3_NO_SLOT)
+	if (slot == S3_NO_SLOT) {
+		if (object.origin <= v->super.n_parents)
+			s3_volume_origin_key(v, object.origin, object.id, c->missing);
 		return -ENOENT;
+	}
+	if (c->look)
+		return 0;
 	return s3_map_update(v->map, v->applied, run->lba, run->count, slot, run->offset);
 }
 
@@ -52,34 +60,63 @@ static int restore_region(struct restore *c, const struct s3_root *root, size_t 
 	return r ? r : 1;
 }
 
-/* Takes the map over, a region after the other. */
-static int restore_regions(struct s3_volume *v, const struct s3_root *root)
+/* Takes the map over, or looks at it, a region after the other. */
+static int restore_regions(struct restore *c, const struct s3_root *root)
 {
-	struct restore c = {.v = v, .objects = s3_objects_new(v->batch_blocks)};
+	struct s3_volume *v = c->v;
 	struct s3_root_part *parts;
 	struct s3_parts *fetched;
-	int r = c.objects ? 0 : -ENOMEM;
+	int r = 0;
 
-	if (r == 0 && s3_objects_decode(c.objects, root->table, root->table_bytes) != S3_GOOD)
-		r = -ENOENT;
+	c->objects = s3_objects_new(v->batch_blocks);
+	if (!c->objects)
+		r = -ENOMEM;
+	else
+		r = s3_recovery_check_error(
+			s3_objects_decode(c->objects, root->table, root->table_bytes));
 	parts = r ? NULL : s3_recovery_parts_of(root, false);
 	fetched = parts ? s3_parts_new(v, v->base, parts, root->n_regions) : NULL;
 	if (r == 0)
 		r = fetched ? 1 : -ENOMEM;
 	while (r == 1) {
-		size_t i;
+		size_t i = 0;
 		void *data;
 
 		r = s3_parts_next(fetched, &i, &data);
 		if (r == 1) {
-			r = restore_region(&c, root, i, data);
+			r = restore_region(c, root, i, data);
 			free(data);
 		}
+		if (r == -ENOENT && !c->missing[0])
+			s3_volume_key(v, &parts[i].name, c->missing);
 	}
 	s3_parts_free(fetched);
 	free(parts);
-	s3_objects_free(c.objects);
+	s3_objects_free(c->objects);
 	return r;
+}
+
+int s3_restore_check(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
+{
+	struct restore c = {.v = v, .look = true};
+	struct s3_root root;
+	void *data;
+	int r = s3_snapshot_read(
+		v, v->base, v->super.uuid, snapshot->name, snapshot->seq, &data, &root);
+
+	if (r == 0) {
+		r = root.base == root.seq ? restore_regions(&c, &root) : -ENOENT;
+		s3_root_free(&root);
+		free(data);
+	}
+	if (r == -ENOENT && !c.missing[0])
+		s3_snapshot_root_key(v, snapshot->name, snapshot->seq, c.missing);
+	if (r == -ENOENT)
+		return s3_volume_refuse(v, -EIO,
+			"snapshot=%s: %s is damaged or gone; the volume stays as it is",
+			snapshot->name, c.missing);
+	return r == -ENOMEM ? s3_volume_refuse(v, r, "snapshot=%s: out of memory", snapshot->name)
+			    : r;
 }
 
 int s3_restore(struct s3_volume *v, uint64_t seq)
@@ -102,7 +139,7 @@ int s3_restore(struct s3_volume *v, uint64_t seq)
 		r = root.base == seq ? s3_objects_rollback(v->objects, seq) : -ENOENT;
 		if (r == 0) {
 			s3_map_clear(v->map);
-			r = restore_regions(v, &root);
+			r = restore_regions(&(struct restore){.v = v}, &root);
 		}
 		s3_root_free(&root);
 		free(data);
