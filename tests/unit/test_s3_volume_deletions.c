@@ -558,6 +558,139 @@ static void test_late_deletion_of_a_volume(void **state)
 	delete_late(S3_DELETE, "/super");
 }
 
+/* A writer whose volume is taken over and deleted, and gives its name to another one. */
+static void delete_behind(struct device *a, unsigned writes)
+{
+	struct device b;
+
+	create_with_a_write(a);
+	for (unsigned i = 1; i < writes; i++)
+		assert_int_equal(write_block(a, 0, i), 0);
+	open_volume(&b);
+	device_close(&b);
+	assert_int_equal(delete_volume(&b), 0);
+	device_open(&b, &s3_backend, COMMON "create=on;size=64M");
+	assert_int_equal(write_block(&b, 0, 2), 0);
+	assert_int_equal(write_block(&b, 1, 3), 0);
+	device_close(&b);
+}
+
+static void check_new_volume(void)
+{
+	uint8_t block[BLOCK];
+	struct device b;
+
+	if (device_try(&b, &s3_backend, 0, COMMON))
+		fail_msg("cannot open: %s", b.reported.error);
+	for (unsigned i = 0; i < 2; i++) {
+		assert_int_equal(device_read(&b, block, BLOCK, (uint64_t)i * BLOCK), 0);
+		assert_int_equal(block[0], i + 2);
+	}
+	/* Past all numbers that the old one may have stored something at. */
+	for (unsigned i = 0; i < 20; i++)
+		assert_int_equal(write_block(&b, 2, i), 0);
+	/* The old one's root may stand in its place: the next one has another number. */
+	if (try_checkpoint(&b))
+		assert_int_equal(try_checkpoint(&b), 0);
+	device_close(&b);
+	if (device_try(&b, &s3_backend, 0, COMMON))
+		fail_msg("cannot open: %s", b.reported.error);
+	assert_int_equal(device_read(&b, block, BLOCK, 2 * BLOCK), 0);
+	assert_int_equal(block[0], 19);
+	device_close(&b);
+}
+
+/* After a pause a writer finds out that its volume was deleted, before it acknowledges anything. */
+static void test_a_writer_whose_volume_was_deleted(void **state)
+{
+	struct device a;
+	unsigned puts;
+
+	(void)state;
+	delete_behind(&a, 9);
+	volume_of(&a)->uploaded_ns = 0;
+	puts = fake_store_requests(S3_PUT, "/v/");
+	assert_int_equal(write_block(&a, 0, 9), -EIO);
+	assert_holds(a.reported.error, "it has been deleted");
+	device_close(&a);
+	assert_int_equal(fake_store_requests(S3_PUT, "/v/"), puts);
+	check_new_volume();
+	/* Without one it leaves an object, which the new volume replaces, but no root and no end.
+	 */
+	delete_behind(&a, 9);
+	puts = fake_store_requests(S3_PUT, "/v/");
+	assert_int_equal(write_block(&a, 0, 9), 0);
+	assert_int_equal(fake_store_requests(S3_PUT, "/v/"), puts + 1);
+	device_close(&a);
+	assert_holds(a.reported.error, "it has been deleted");
+	assert_int_equal(fake_store_requests(S3_PUT, "/v/"), puts + 1);
+	check_new_volume();
+	fake_store_reset();
+}
+
+/* Its upload meets one of the new volume: that stays. */
+static void test_a_writer_that_meets_the_new_volume(void **state)
+{
+	struct device a;
+
+	(void)state;
+	delete_behind(&a, 1);
+	assert_int_equal(write_block(&a, 0, 9), -EIO);
+	assert_holds(a.reported.error, "it has been deleted");
+	device_close(&a);
+	check_new_volume();
+	fake_store_reset();
+}
+
+/* What a server stored that had looked before: a root, and objects where the new log comes to. */
+static void test_remains_of_a_deleted_volume(void **state)
+{
+	static uint8_t root[1 << 20], object[1 << 20];
+	size_t root_bytes, object_bytes;
+	struct device a, b;
+	uint64_t seq, end;
+	char key[80];
+
+	(void)state;
+	create_with_a_write(&a);
+	assert_int_equal(try_checkpoint(&a), 0);
+	seq = volume_of(&a)->checkpoint;
+	snprintf(key, sizeof key, "/ckpt/%016llx/root", (unsigned long long)seq);
+	root_bytes = fake_store_object(key, root, sizeof root);
+	object_bytes = fake_store_object(log_key(seq), object, sizeof object);
+	assert_in_range(root_bytes, 1, sizeof root);
+	assert_in_range(object_bytes, 1, sizeof object);
+	crash(&a);
+	for (unsigned i = 1; i < 12; i++) {
+		assert_int_equal(delete_volume(&b), 0);
+		device_open(&b, &s3_backend, COMMON "create=on;size=64M");
+		assert_int_equal(write_block(&b, 0, 2), 0);
+		assert_int_equal(write_block(&b, 1, 3), 0);
+		end = volume_of(&b)->frontier;
+		/* i = 1: where its last object belongs; i = 2: where the next fence does. */
+		snprintf(key, sizeof key, "userblk/v/ckpt/%016llx/root",
+			(unsigned long long)(end + 2 * i));
+		fake_store_set(key, root, root_bytes);
+		snprintf(key, sizeof key, "userblk/v/%s", log_key(end + i) + 1);
+		fake_store_set(key, object, object_bytes);
+		device_close(&b);
+		check_new_volume();
+	}
+	/* If there is nothing but these, it is the super object that does not belong here. */
+	assert_int_equal(delete_volume(&b), 0);
+	device_open(&b, &s3_backend, COMMON "create=on;size=64M");
+	end = volume_of(&b)->frontier;
+	device_close(&b);
+	for (uint64_t i = 1; i <= end + 1; i++) {
+		snprintf(key, sizeof key, "userblk/v/%s", log_key(i) + 1);
+		fake_store_set(key, NULL, 0);
+	}
+	fake_store_set("userblk/v/ckpt/0000000000000009/root", root, root_bytes);
+	assert_int_not_equal(device_try(&b, &s3_backend, 0, COMMON), 0);
+	assert_holds(b.reported.error, "belongs to another volume");
+	fake_store_reset();
+}
+
 static int create_again(struct device *d)
 {
 	return device_try(d, &s3_backend, 0, COMMON "create=on;size=64M");
@@ -763,6 +896,9 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
+		cmocka_unit_test(test_a_writer_whose_volume_was_deleted),
+		cmocka_unit_test(test_a_writer_that_meets_the_new_volume),
+		cmocka_unit_test(test_remains_of_a_deleted_volume),
 		cmocka_unit_test(test_late_deletion_of_a_volume),
 		cmocka_unit_test(test_late_deletion_beside_a_creation),
 		cmocka_unit_test(test_late_deletion_of_a_super_object),

@@ -56,7 +56,9 @@ struct s3_batch {
 	uint32_t crc32c;    /* of these, with s3_volume.checksums */
 	struct iovec probe; /* to look at what is there in its place */
 	char key[S3_KEY_MAX + 1];
-	char stale[S3_ETAG_MAX + 1]; /* of the object to replace; "": none */
+	char super_key[S3_KEY_MAX + 1]; /* while that is looked at */
+	char stale[S3_ETAG_MAX + 1];	/* of the object to replace; "": none */
+	char met[S3_ETAG_MAX + 1];	/* of another volume's that stands in its place; "": none */
 };
 
 /* The batch in memory of an object, held; NULL: it is in the store. */

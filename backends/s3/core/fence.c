@@ -27,10 +27,9 @@ static uint64_t behind_frontier(struct s3_volume *v, uint64_t *applied)
 }
 
 /*
- * Nothing stands behind our frontier. If the volume was deleted, its last fence was, too, and what
- * has our keys may be a new volume's. 0, or as s3_check_not_fenced().
+ * If the volume was deleted, its last fence was, too, and what has our keys may be a new volume's.
  */
-static int check_not_deleted(struct s3_volume *v)
+int s3_check_not_deleted(struct s3_volume *v)
 {
 	struct s3_name name = {.kind = S3_NAME_SUPER};
 	char key[S3_KEY_MAX + 1];
@@ -68,8 +67,10 @@ int s3_check_not_fenced(struct s3_volume *v)
 			return r;
 		r = s3_volume_get_header(v, seq, &data, &header, &check, &req);
 		if (r)
-			return r == -ENOENT ? check_not_deleted(v) : r;
+			return r == -ENOENT ? s3_check_not_deleted(v) : r;
 		free(data);
+		if (check == S3_OTHER_VOLUME) /* the new one's; or as absent as the next case */
+			return s3_check_not_deleted(v);
 		if (check != S3_GOOD)
 			return -EIO;
 		if (header.epoch < v->epoch)

@@ -12,5 +12,10 @@ struct s3_volume;
  * what it would need.
  */
 int s3_check_not_fenced(struct s3_volume *v);
+/*
+ * Only the second question: to be asked before what is not put where a fence would stand. 0 or
+ * -ESTALE, reported; other errors say nothing about it.
+ */
+int s3_check_not_deleted(struct s3_volume *v);
 
 #endif

@@ -444,6 +444,10 @@ static int make_root(struct s3_volume *v, const struct s3_checkpoint_step *step)
 	/* What the root before this one names is not known after a rollback: the next time. */
 	if (r == 0 && c.full && !v->rolled_back)
 		prune = s3_prune_prepare(v);
+	/* A new volume of the same name must not meet a root of ours, nor have its parts replaced.
+	 */
+	if (r == 0 && s3_check_not_deleted(v) == -ESTALE)
+		r = -ESTALE;
 	if (r == 0)
 		r = c.full ? store_full(v, &c) : store_light(v, &c);
 	else if (c.captured)

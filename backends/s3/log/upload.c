@@ -10,6 +10,7 @@
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/batch.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/keys.h"
 #include "backends/s3/core/space.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
@@ -21,6 +22,10 @@
 
 /* The longest pause before what the store refused is put again. */
 #define PAUSE_LAST (10 * UINT64_C(1000000000))
+/* After such a pause the fence of a deletion may have been missed: it goes with all the rest. */
+#define PAUSE_LOOK (10 * UINT64_C(1000000000))
+/* Bytes of a super object, at most. */
+#define SUPER_ROOM (256u << 10)
 
 /*
  * A batch is in the store: moves the frontier and answers those who waited. What was written may
@@ -46,7 +51,7 @@ static void uploaded(struct s3_batch *b)
 	if (v->refused && v->refused != -ENOSPC && !v->n_refused)
 		v->refused = 0;
 	/* An end waits for a store that takes one after the other. */
-	v->refused_since = s3_now();
+	v->refused_since = v->uploaded_ns = s3_now();
 	if (v->writeback) {
 		/* Recovery does not see it as long as an earlier one is missing. */
 		v->kept_batches[b->seq % S3_WINDOW] = b;
@@ -173,8 +178,9 @@ static void refuse(struct s3_batch *b, int r, const char *why)
 
 static void put_done(struct s3_request *req);
 static void look(struct s3_batch *b, size_t length);
+static void look_at_super(struct s3_batch *b);
 
-void s3_log_upload(struct s3_batch *b)
+static void put(struct s3_batch *b)
 {
 	struct s3_volume *v = b->volume;
 	int r;
@@ -195,6 +201,15 @@ void s3_log_upload(struct s3_batch *b)
 	r = s3_store_submit(v->store, &b->request);
 	if (r)
 		refuse(b, r, "cannot upload: out of memory or threads");
+}
+
+void s3_log_upload(struct s3_batch *b)
+{
+	b->met[0] = 0;
+	if (s3_now() - atomic_load(&b->volume->uploaded_ns) < PAUSE_LOOK)
+		put(b);
+	else
+		look_at_super(b);
 }
 
 void s3_log_put_refused(struct s3_volume *v)
@@ -232,7 +247,7 @@ static void replace(struct s3_batch *b, const char *etag)
 
 	if (strcmp(b->stale, etag) != 0) {
 		strcpy(b->stale, etag);
-		s3_log_upload(b);
+		put(b);
 		return;
 	}
 	snprintf(why, sizeof why,
@@ -256,7 +271,7 @@ static void looked(struct s3_request *req)
 	if (r == -ENOENT) {
 		free(b->probe.iov_base);
 		b->stale[0] = 0;
-		s3_log_upload(b);
+		put(b);
 		return;
 	}
 	if (r == -ESHUTDOWN) {
@@ -296,6 +311,11 @@ static void looked(struct s3_request *req)
 		return;
 	}
 	free(b->probe.iov_base);
+	if (check == S3_OTHER_VOLUME && v->conditional && req->etag[0]) {
+		strcpy(b->met, req->etag);
+		look_at_super(b);
+		return;
+	}
 	s3_volume_fence(v, check == S3_GOOD ? "another writer took the volume over"
 					    : "the log contains a foreign object");
 }
@@ -319,6 +339,65 @@ static void look(struct s3_batch *b, size_t length)
 		.iovcnt = 1,
 		.allow_short = true,
 		.done = looked,
+		.opaque = b,
+	};
+	r = s3_store_submit(v->store, &b->request);
+	if (r) {
+		free(b->probe.iov_base);
+		refuse(b, r, "cannot upload: out of memory or threads");
+	}
+}
+
+/*
+ * Is the volume still there? If so, what was met before that is not of a new volume of its name,
+ * but was left by a server of an old one: it is replaced as it is.
+ */
+static void looked_at_super(struct s3_request *req)
+{
+	struct s3_batch *b = req->opaque;
+	struct s3_volume *v = b->volume;
+	struct s3_super super;
+	bool gone = req->result == -ENOENT, there = false;
+
+	if (req->result == 0 && s3_super_decode(b->probe.iov_base, req->bytes, &super) == S3_GOOD) {
+		there = memcmp(super.uuid, v->super.uuid, S3_UUID) == 0;
+		gone = !there;
+		s3_super_free(&super);
+	}
+	free(b->probe.iov_base);
+	if (gone)
+		s3_volume_fence(v, "it has been deleted");
+	else if (req->result == -ESHUTDOWN || (req->result == -EIO && req->deadline && !b->met[0]))
+		not_put(b, req);
+	else if (!b->met[0])
+		put(b); /* what cannot be read says nothing */
+	else if (there)
+		replace(b, b->met);
+	else
+		refuse(b, req->result ? req->result : -EIO,
+			req->result ? req->message : "the super object cannot be read");
+}
+
+static void look_at_super(struct s3_batch *b)
+{
+	struct s3_volume *v = b->volume;
+	struct s3_name name = {.kind = S3_NAME_SUPER};
+	int r;
+
+	b->probe = (struct iovec){malloc(SUPER_ROOM), SUPER_ROOM};
+	if (!b->probe.iov_base) {
+		refuse(b, -ENOMEM, "cannot upload: out of memory");
+		return;
+	}
+	s3_volume_key(v, &name, b->super_key);
+	b->request = (struct s3_request){
+		.op = S3_GET,
+		.pool = S3_POOL_LOG,
+		.key = b->super_key,
+		.iov = &b->probe,
+		.iovcnt = 1,
+		.allow_short = true,
+		.done = looked_at_super,
 		.opaque = b,
 	};
 	r = s3_store_submit(v->store, &b->request);

@@ -10,9 +10,11 @@
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
+#include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/probe.h"
 #include "backends/s3/core/requests.h"
+#include "backends/s3/core/super.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/recovery/internal.h"
@@ -29,7 +31,37 @@
 /* Ours is in its place; besides S3_RECOVERY_AGAIN, which says that it is not. */
 #define STORED (S3_RECOVERY_AGAIN + 1)
 
+/* Is the volume's super object still there? As s3_super_look(). */
+static int look_at_super(struct s3_volume *v)
+{
+	struct s3_name name = {.kind = S3_NAME_SUPER};
+	char key[S3_KEY_MAX + 1];
+
+	s3_volume_key(v, &name, key);
+	return s3_super_look(v, key, v->super.uuid);
+}
+
 /* ---- the fence -------------------------------------------------------------------- */
+
+/*
+ * The same of an object of another volume. It was met before our super object is looked at: if that
+ * is still there, it is not of a volume that has been given our name since.
+ */
+static int meet_foreign(struct s3_volume *v, struct s3_recovery *p, const char *key,
+	const struct s3_request *req, char *stale)
+{
+	int r = look_at_super(v);
+
+	if (r == -ENOENT || r == -ESTALE)
+		return s3_volume_refuse(
+			v, -ENOENT, "volume=%s: another process has deleted it meanwhile", v->name);
+	if (r)
+		return s3_volume_refuse(v, r, "volume=%s: %s", v->name, strerror(-r));
+	if (!req->etag[0])
+		return s3_recovery_damaged(v, key, "has no etag");
+	memcpy(stale, req->etag, sizeof req->etag);
+	return p->fenced ? 0 : s3_recovery_newer_root(v, p);
+}
 
 /*
  * What to do about an object that stands where one of ours of epoch belongs. 0: try again,
@@ -45,6 +77,8 @@ static int meet(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, uint64
 	int r = s3_recovery_look_again(v, seq, &data, &header, &req);
 
 	*stale = 0;
+	if (r == S3_FOREIGN_OBJECT)
+		return meet_foreign(v, p, key, &req, stale);
 	if (r)
 		return r == -ENOENT ? 0 : r;
 	if (header.epoch < p->last_epoch && req.etag[0]) {
@@ -413,7 +447,8 @@ bool s3_is_drained(struct s3_volume *v)
 }
 
 /*
- * What stands at seq, where our last object belongs? 0: what a fenced writer left, of that etag.
+ * What stands at seq, where our last object belongs? 0: what a fenced writer, or one of another
+ * volume, left, of that etag.
  * STORED: our own, whose reply was lost. -ESTALE: another writer's. Or negative errno.
  */
 static int look_at_end(
@@ -427,6 +462,11 @@ static int look_at_end(
 	if (r)
 		return r;
 	free(data);
+	if (check == S3_OTHER_VOLUME && v->conditional && req->etag[0]) {
+		memcpy(etag, req->etag, sizeof req->etag);
+		r = look_at_super(v);
+		return r == -ENOENT ? -ESTALE : r;
+	}
 	if (check != S3_GOOD)
 		return -EIO;
 	memcpy(etag, req->etag, sizeof req->etag);
@@ -448,7 +488,9 @@ int s3_close_cleanly(struct s3_volume *v, struct s3_request *req)
 
 	*req = (struct s3_request){0};
 	s3_volume_object_key(v, seq, key);
-	if (iov.iov_len)
+	if (s3_check_not_deleted(v) == -ESTALE)
+		r = -ESTALE;
+	else if (iov.iov_len)
 		r = s3_volume_put_at(v, key, &iov, 1, NULL, v->deadline, req);
 	if (r == -EEXIST) {
 		r = look_at_end(v, seq, stale, req);

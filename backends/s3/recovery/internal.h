@@ -24,6 +24,12 @@ struct s3_volume;
 
 /* What attempt() and its parts answer besides errors: begin with another root. */
 #define S3_RECOVERY_AGAIN 1
+/*
+ * A root that a server of another volume stored here, which was deleted and gave its name to this
+ * one: it says nothing about this one.
+ */
+#define S3_FOREIGN_ROOT	  3
+#define S3_FOREIGN_OBJECT 4
 
 struct s3_recovery {
 	struct s3_volume *v;
@@ -32,9 +38,10 @@ struct s3_recovery {
 	uint32_t *gc;
 	size_t n_gc, room_gc;
 	uint64_t last_epoch;
-	bool clean;	      /* the last object says that nothing comes after it */
-	uint64_t newest_root; /* frontier of the newest one that is there, usable or not */
-	uint64_t blocks;      /* that the root said the volume had */
+	bool clean;	       /* the last object says that nothing comes after it */
+	uint64_t newest_root;  /* frontier of the newest one that is there, usable or not */
+	uint64_t foreign_root; /* of the newest one that is another volume's; 0: none */
+	uint64_t blocks;       /* that the root said the volume had */
 	/* Snapshots to be taken on the way. */
 	struct s3_root_snapshot *adopt;
 	size_t n_adopt;
@@ -116,7 +123,7 @@ int s3_recovery_check_error(enum s3_check check);
 int s3_recovery_load_full(struct s3_volume *v, const char *base, struct s3_root *root);
 /* Begins with the newest root that can be used, or with nothing. 0 or negative errno, reported. */
 int s3_recovery_load_newest_root(struct s3_volume *v, struct s3_recovery *p);
-/* Is the root at seq in the store? 1: yes; errors are reported. */
+/* Is the root at seq in the store? 1: yes; S3_FOREIGN_ROOT; errors are reported. */
 int s3_recovery_root_is_there(struct s3_volume *v, uint64_t seq);
 
 /* ---- snapshots.c ---- */
@@ -131,7 +138,11 @@ int s3_recovery_look_at_snapshots(struct s3_volume *v, struct s3_recovery *p, bo
 
 /* Why what stands at a number of the log cannot be used. */
 int s3_recovery_damaged(struct s3_volume *v, const char *key, const char *why);
-/* What stands in the log at seq. 0, -ENOENT, or negative errno, which has been reported. */
+/*
+ * What stands in the log at seq. 0, -ENOENT, or negative errno, which has been reported; or
+ * S3_FOREIGN_OBJECT: what a server of another volume stored here, which was deleted and gave its
+ * name to this one. It is absent, and replaced if this one's super object is still there.
+ */
 int s3_recovery_look_again(struct s3_volume *v, uint64_t seq, void **data,
 	struct s3_object_header *header, struct s3_request *req);
 /* Follows the log to where nothing stands; n: how many are asked for first. */

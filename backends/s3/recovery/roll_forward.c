@@ -89,6 +89,10 @@ int s3_recovery_look_again(struct s3_volume *v, uint64_t seq, void **data,
 	if (check == S3_GOOD)
 		return 0;
 	free(*data);
+	*data = NULL;
+	/* With nothing of its own the super object is what is foreign here: it was restored. */
+	if (check == S3_OTHER_VOLUME && v->conditional && v->applied)
+		return S3_FOREIGN_OBJECT;
 	s3_volume_object_key(v, seq, key);
 	/* It may hold what was flushed: a program that knows the format can read it. */
 	if (check == S3_NEWER || check == S3_UNKNOWN_FLAG)
@@ -102,7 +106,7 @@ int s3_recovery_look_again(struct s3_volume *v, uint64_t seq, void **data,
 
 /*
  * Applies what stands at seq, whose beginning has been read. END: nothing is there, or what a
- * fenced writer left. Also S3_RECOVERY_AGAIN.
+ * fenced writer or one of another volume left. Also S3_RECOVERY_AGAIN.
  */
 static int take(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, struct s3_look *l)
 {
@@ -120,7 +124,7 @@ static int take(struct s3_volume *v, struct s3_recovery *p, uint64_t seq, struct
 		header.id != seq) {
 		r = s3_recovery_look_again(v, seq, &data, &header, &again);
 		if (r)
-			return r == -ENOENT ? END : r;
+			return r == -ENOENT || r == S3_FOREIGN_OBJECT ? END : r;
 		size = again.object_size;
 	}
 	if (header.epoch < p->last_epoch)
@@ -285,6 +289,8 @@ int s3_recovery_newer_root(struct s3_volume *v, const struct s3_recovery *p)
 		r = s3_recovery_root_is_there(v, roots.seqs[i]);
 		if (r == 1)
 			r = S3_RECOVERY_AGAIN;
+		else if (r == S3_FOREIGN_ROOT)
+			r = 0;
 	}
 	free(roots.seqs);
 	return r;
@@ -296,6 +302,15 @@ int s3_recovery_check_reached(struct s3_volume *v, const struct s3_recovery *p)
 	char key[S3_KEY_MAX + 1];
 	int r;
 
+	/* With nothing of its own the super object is what is foreign here: it was restored. */
+	if (!v->applied && !p->newest_root && p->foreign_root) {
+		name.number = p->foreign_root;
+		s3_volume_key(v, &name, key);
+		return s3_volume_refuse(v, -EIO,
+			"volume=%s: %s belongs to another volume, and nothing is stored of this "
+			"one; restore the volume from a backup",
+			v->name, key);
+	}
 	if (v->applied >= p->newest_root)
 		return 0;
 	r = s3_recovery_newer_root(v, p);

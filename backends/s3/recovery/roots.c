@@ -74,11 +74,15 @@ int s3_recovery_list_roots(struct s3_volume *v, struct s3_roots *roots)
 int s3_is_outdated(struct s3_volume *v)
 {
 	struct s3_roots roots = {.v = v};
-	int r = s3_recovery_list_roots(v, &roots);
+	int r = s3_recovery_list_roots(v, &roots), there = S3_FOREIGN_ROOT;
 
 	/* Newest first. It may be that of a root that is yet to come: its writer is at work. */
-	if (r == 0)
-		r = roots.n && roots.seqs[0] > v->applied;
+	for (size_t i = 0;
+		r == 0 && there == S3_FOREIGN_ROOT && i < roots.n && roots.seqs[i] > v->applied;
+		i++) {
+		there = s3_recovery_root_is_there(v, roots.seqs[i]);
+		r = there < 0 ? there : there != S3_FOREIGN_ROOT;
+	}
 	free(roots.seqs);
 	return r;
 }
@@ -462,6 +466,25 @@ static void begin(struct s3_recovery *p)
 		.window = p->window};
 }
 
+/* Is the root that is there, and whole, another volume's? 1 or S3_FOREIGN_ROOT, or an error. */
+static int look_whose(struct s3_volume *v, const struct s3_name *name)
+{
+	char key[S3_KEY_MAX + 1];
+	enum s3_check check;
+	struct s3_root root;
+	size_t length;
+	void *data;
+	int r = read_whole(v, v->base, name, key, &data, &length);
+
+	if (r)
+		return r == -ENOENT ? 1 : r;
+	check = s3_root_decode(data, length, v->super.uuid, &root);
+	if (check == S3_GOOD)
+		s3_root_free(&root);
+	free(data);
+	return check == S3_OTHER_VOLUME ? S3_FOREIGN_ROOT : 1;
+}
+
 int s3_recovery_root_is_there(struct s3_volume *v, uint64_t seq)
 {
 	struct s3_name name = {.kind = S3_NAME_ROOT, .number = seq};
@@ -471,12 +494,14 @@ int s3_recovery_root_is_there(struct s3_volume *v, uint64_t seq)
 
 	s3_volume_key(v, &name, key);
 	r = s3_volume_any(v, key, &req);
-	return r < 0 ? s3_volume_refuse(v, r, "%s", req.message) : r;
+	if (r < 0)
+		return s3_volume_refuse(v, r, "%s", req.message);
+	return r ? look_whose(v, &name) : 0;
 }
 
 /*
  * Loads the root at seq, or says why not: 0: it is not there, and may still come, for its parts
- * are stored before it; 1: it cannot be used; 2: it is loaded.
+ * are stored before it; 1: it cannot be used; 2: it is loaded; S3_FOREIGN_ROOT.
  */
 static int try_root(struct s3_volume *v, uint64_t seq, struct s3_recovery *p)
 {
@@ -491,7 +516,7 @@ static int try_root(struct s3_volume *v, uint64_t seq, struct s3_recovery *p)
 		r = start_over(v);
 		begin(p);
 		there = r || i ? there : s3_recovery_root_is_there(v, seq);
-		if (r || there <= 0)
+		if (r || there != 1)
 			return r ? r : there;
 	}
 	return there;
@@ -501,19 +526,24 @@ int s3_recovery_load_newest_root(struct s3_volume *v, struct s3_recovery *p)
 {
 	struct s3_roots roots = {.v = v};
 	int r = s3_recovery_list_roots(v, &roots);
-	uint64_t newest = 0;
+	uint64_t newest = 0, foreign = 0;
 
 	if (r == 0)
 		r = start_over(v);
 	begin(p);
 	for (size_t i = 0; (r == 0 || r == 1) && i < roots.n; i++) {
 		r = try_root(v, roots.seqs[i], p);
-		if (r > 0 && !newest)
+		if (r == S3_FOREIGN_ROOT) {
+			foreign = foreign ? foreign : roots.seqs[i];
+			r = 0;
+		} else if (r > 0 && !newest) {
 			newest = roots.seqs[i];
+		}
 	}
 	if (r == 0 || r == 1)
 		r = load_beginning(v);
 	p->newest_root = newest;
+	p->foreign_root = foreign;
 	free(roots.seqs);
 	return r < 0 ? r : 0;
 }
