@@ -18,6 +18,7 @@ struct object {
 	uint8_t *data;
 	size_t length;
 	unsigned tag;
+	int64_t modified; /* s of the store's clock */
 };
 
 struct s3_store {
@@ -56,9 +57,10 @@ static struct {
 		*one; /* that took effect: of those held by their answers only one */
 } holds[8];
 static bool ignores_none_match, ignores_match;
-static uint64_t stored, limit; /* bytes */
-static uint64_t latency;       /* ns */
-static uint64_t line;	       /* bytes a second; 0: any */
+static uint64_t stored, limit;	  /* bytes */
+static uint64_t latency;	  /* ns */
+static uint64_t line;		  /* bytes a second; 0: any */
+static int64_t seconds = 1000000; /* the store's clock */
 static unsigned page = PAGE;
 static bool begins_empty;
 
@@ -80,6 +82,7 @@ void fake_store_reset(void)
 	fake_store_release(S3_GET, NULL);
 	fake_store_ignore(false, false);
 	stored = limit = latency = line = 0;
+	seconds = 1000000;
 	page = PAGE;
 	begins_empty = false;
 }
@@ -184,6 +187,13 @@ void fake_store_latency(unsigned ms)
 {
 	pthread_mutex_lock(&objects_lock);
 	latency = ms * UINT64_C(1000000);
+	pthread_mutex_unlock(&objects_lock);
+}
+
+void fake_store_pass(unsigned s)
+{
+	pthread_mutex_lock(&objects_lock);
+	seconds += s;
 	pthread_mutex_unlock(&objects_lock);
 }
 
@@ -307,6 +317,7 @@ static void set(const char *key, uint8_t *data, size_t length)
 	o->data = data;
 	o->length = length;
 	o->tag = ++last_tag;
+	o->modified = seconds;
 }
 
 void fake_store_set(const char *key, const void *data, size_t length)
@@ -392,8 +403,10 @@ static void list(struct s3_request *req)
 			return;
 		}
 		last = key = strndup(o->key, length);
-		l->objects[l->n_objects++] = (struct s3_listed){
-			.key = key, .size = o->length, .is_prefix = length < strlen(o->key)};
+		l->objects[l->n_objects++] = (struct s3_listed){.key = key,
+			.size = o->length,
+			.modified = o->modified,
+			.is_prefix = length < strlen(o->key)};
 	}
 }
 

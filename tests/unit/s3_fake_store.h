@@ -32,6 +32,8 @@ uint64_t fake_store_bytes(void);
 void fake_store_line(uint64_t bytes_per_s);
 /* Each request is answered so many ms after it was made, others meanwhile. */
 void fake_store_latency(unsigned ms);
+/* The store's clock, which stands still otherwise, goes on by s seconds. */
+void fake_store_pass(unsigned s);
 /* That many objects in a page of a listing, instead of a few. */
 void fake_store_page(unsigned n);
 /* Listings begin with a page without any, as where many have been deleted. */

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backends/params.h"
+#include "backends/s3/admin/delete.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_writers.h"
 
@@ -88,4 +90,33 @@ const char *log_key(uint64_t seq)
 	snprintf(key, sizeof key, "/log/%02x/%016llx", (unsigned)(seq & 0xff),
 		(unsigned long long)seq);
 	return key;
+}
+
+static void keep_error(void *opaque, const char *message)
+{
+	struct device *d = opaque;
+
+	snprintf(d->reported.error, sizeof d->reported.error, "%s", message);
+}
+
+int remove_volume(struct device *d, struct s3_removal *removal)
+{
+	struct params *params = params_new(&s3_backend);
+	struct params_error error;
+	int r;
+
+	*d = (struct device){0};
+	assert_int_equal(params_set_string(params, COMMON, &error), 0);
+	assert_int_equal(params_complete(params, false, &error), 0);
+	r = s3_volume_remove(params_config(params),
+		&(struct backend_host){.opaque = d, .error = keep_error}, removal);
+	params_free(params);
+	return r;
+}
+
+int delete_volume(struct device *d)
+{
+	struct s3_removal removal = {0};
+
+	return remove_volume(d, &removal);
 }

@@ -10,6 +10,8 @@
 #include "tests/unit/s3_volume_device.h"
 #include "tests/unit/support.h"
 
+struct s3_removal;
+
 #define BLOCK  4096u
 #define COMMON "endpoint=http://127.0.0.1;bucket=abc;uploads=2;memory=64M;volume=v;"
 
@@ -43,6 +45,11 @@ int end_job(struct job *job);
 int create_snapshot(struct device *d);
 /* For a job: opens the volume, and fails the test if that fails. */
 int open_in_job(struct device *d);
+
+/* Deletes the volume. d: what was reported. */
+int remove_volume(struct device *d, struct s3_removal *removal);
+/* The same for a job, of whichever volume has the name. */
+int delete_volume(struct device *d);
 
 /* End of the key of the log's object with that number, in a static buffer. */
 const char *log_key(uint64_t seq);

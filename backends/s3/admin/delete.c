@@ -58,19 +58,52 @@ static int refuse_clones(struct s3_volume *v, const struct s3_name *marker)
 		v->name, marker->name);
 }
 
-static int meet_child(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
+/* Clones that have to be asked about. */
+struct clones {
+	struct s3_volume *v;
+	int64_t now; /* by the store's clock; 0: that is not known */
+	bool exists; /* a clone */
+};
+
+/* The mark of a clone alone does not tell: its creation may have been interrupted. */
+static int meet_clone(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
 {
-	(void)listed;
-	return is_marker(name) ? refuse_clones(opaque, name) : 0;
+	struct clones *c = opaque;
+	enum s3_clone clone;
+
+	if (!is_marker(name))
+		return 0;
+	clone = s3_snapshot_clone_of(c->v, listed, name->uuid, c->now);
+	if (clone == S3_CLONE_NONE)
+		return 0;
+	c->exists = clone == S3_CLONE_EXISTS;
+	if (c->exists)
+		return refuse_clones(c->v, name);
+	/* Before anything is changed there is nothing by which the store would tell the time. */
+	return !c->now ? 0
+		       : s3_volume_refuse(c->v, -EBUSY,
+				 "volume=%s: a clone of its snapshot %s may just be created; try "
+				 "again in ten minutes",
+				 c->v->name, name->name);
+}
+
+static int meet_time(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
+{
+	struct clones *c = opaque;
+
+	if (name && name->kind == S3_NAME_DELETED)
+		c->now = listed->modified;
+	return 0;
 }
 
 int s3_volume_may_remove(struct s3_volume *v, void *opaque)
 {
 	struct s3_removal *removal = opaque;
+	struct clones c = {.v = v};
 
 	if (removal)
 		memcpy(removal->uuid, v->super.uuid, S3_UUID);
-	return walk(v, "snap/", meet_child, v);
+	return walk(v, "snap/", meet_clone, &c);
 }
 
 /* For a deletion that may only finish another one. */
@@ -193,48 +226,13 @@ static void remake(struct s3_volume *v, const void *data, size_t length)
 		delete_name(v, S3_NAME_DELETED);
 }
 
-/* A deletion that was interrupted: what it had still to ask. */
-struct interrupted {
-	struct s3_volume *v;
-	int64_t now; /* by the store's clock */
-	bool exists; /* a clone */
-};
-
-static int meet_time(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
-{
-	struct interrupted *i = opaque;
-
-	if (name && name->kind == S3_NAME_DELETED)
-		i->now = listed->modified;
-	return 0;
-}
-
-static int meet_clone(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
-{
-	struct interrupted *i = opaque;
-	enum s3_clone clone;
-
-	if (!is_marker(name))
-		return 0;
-	clone = s3_snapshot_clone_of(i->v, listed, name->uuid, i->now);
-	if (clone == S3_CLONE_NONE)
-		return 0;
-	i->exists = clone == S3_CLONE_EXISTS;
-	if (i->exists)
-		return refuse_clones(i->v, name);
-	return s3_volume_refuse(i->v, -EBUSY,
-		"volume=%s: a clone of its snapshot %s may just be created; try again in ten "
-		"minutes",
-		i->v->name, name->name);
-}
-
 /*
  * Goes on with a deletion that was interrupted. It may have ended before it looked for a clone that
  * was made in the last moment; a marker alone does not tell, since after that all else may be gone.
  */
 static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 {
-	struct interrupted i = {.v = v};
+	struct clones i = {.v = v};
 	size_t length;
 	void *data;
 	int r = read_copy(v, S3_NAME_DELETED, &data, &length);
@@ -265,6 +263,7 @@ static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 /* From a volume to what is left of one. */
 static int unmake(struct s3_volume *v, struct s3_removal *removal)
 {
+	struct clones c = {.v = v};
 	size_t length;
 	void *data;
 	int r = read_copy(v, S3_NAME_SUPER, &data, &length);
@@ -280,15 +279,20 @@ static int unmake(struct s3_volume *v, struct s3_removal *removal)
 		removal->unseen = true;
 		return refuse_unseen(v);
 	}
-	r = walk(v, "snap/", meet_child, v);
+	r = walk(v, "snap/", meet_clone, &c);
 	if (r == 0)
 		r = put_copy(v, S3_NAME_DELETED, data, length);
 	if (r == 0)
 		r = check_super(v);
+	/* The time of the copy is the store's. */
+	if (r == 0)
+		r = walk(v, "deleted", meet_time, &c);
+	if (r == 0 && (r = walk(v, "snap/", meet_clone, &c)) == -EBUSY)
+		delete_name(v, S3_NAME_DELETED);
 	if (r == 0)
 		r = delete_name(v, S3_NAME_SUPER);
-	/* A clone that was made in the last moment keeps its parent. */
-	if (r == 0 && (r = walk(v, "snap/", meet_child, v)) == -EBUSY)
+	/* A clone that was made in the last moment keeps its parent, as one that may be. */
+	if (r == 0 && (r = walk(v, "snap/", meet_clone, &c)) == -EBUSY)
 		remake(v, data, length);
 	free(data);
 	return r;

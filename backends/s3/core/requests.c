@@ -204,7 +204,9 @@ int s3_volume_list(struct s3_volume *v, const char *prefix, bool delimiter,
 	return r;
 }
 
-int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *req)
+/* The first object below a prefix of the bucket: 1, and req->listing is to be freed; 0; or errno.
+ */
+static int find_first(struct s3_volume *v, const char *prefix, struct s3_request *req)
 {
 	char *token = NULL;
 	int r;
@@ -225,12 +227,38 @@ int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *re
 			return r;
 		r = req->listing.n_objects > 0;
 		if (r)
-			snprintf(req->message, sizeof req->message, "%s",
-				req->listing.objects[0].key);
-		token = r ? NULL : req->listing.token;
-		if (token)
-			req->listing.token = NULL;
+			return r;
+		token = req->listing.token;
+		req->listing.token = NULL;
 		s3_listing_free(&req->listing);
 	} while (token);
 	return r;
+}
+
+int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *req)
+{
+	int r = find_first(v, prefix, req);
+
+	if (r == 1) {
+		snprintf(req->message, sizeof req->message, "%s", req->listing.objects[0].key);
+		s3_listing_free(&req->listing);
+	}
+	return r;
+}
+
+int s3_volume_modified(
+	struct s3_volume *v, const char *key, int64_t *modified, struct s3_request *req)
+{
+	int r = find_first(v, key, req);
+
+	if (r < 0)
+		return r;
+	if (r == 1) {
+		const struct s3_listed *first = &req->listing.objects[0];
+
+		r = strcmp(first->key, key) == 0;
+		*modified = first->modified;
+		s3_listing_free(&req->listing);
+	}
+	return r ? 0 : -ENOENT;
 }

@@ -53,5 +53,8 @@ int s3_volume_list(struct s3_volume *v, const char *prefix, bool delimiter,
 	struct s3_request *req);
 /* Is there any key that begins with prefix (of the bucket)? 1, 0 or negative errno. */
 int s3_volume_any(struct s3_volume *v, const char *prefix, struct s3_request *req);
+/* When the object was stored, s since 1970 by the store's clock. 0, -ENOENT or negative errno. */
+int s3_volume_modified(
+	struct s3_volume *v, const char *key, int64_t *modified, struct s3_request *req);
 
 #endif

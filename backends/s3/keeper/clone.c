@@ -25,8 +25,10 @@
 #include "backends/s3/keeper/snapshot_internal.h"
 #include "backends/s3/recovery/recovery.h"
 
-/* Seconds within which a clone comes into being after its marker, or not at all... */
+/* Seconds after which the request for a clone's marker, and that for the clone, fails. */
 #define CLONE_DEADLINE 60
+/* Seconds, by the store's clock, within which a clone comes into being after its marker... */
+#define CLONE_LATEST 300
 
 /*
  * Is the snapshot still there, and neither it nor its volume about to go? To be asked when the
@@ -75,6 +77,39 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 	return r ? s3_volume_refuse(parent, r, "%s", req.message) : 0;
 }
 
+/*
+ * Did the clone come so long after its marker, since this process or the network had stopped, that
+ * a deletion of the snapshot may have found the marker alone and gone on? Then it is taken back,
+ * unless the name has been given to another volume since. 0, or negative errno, reported.
+ */
+static int check_in_time(
+	struct s3_volume *parent, const char *marker, const char *key, const uint8_t uuid[S3_UUID])
+{
+	int64_t marked, made;
+	struct s3_request req;
+	int r = s3_volume_modified(parent, marker, &marked, &req);
+
+	if (r == 0)
+		r = s3_volume_modified(parent, key, &made, &req);
+	if (r == 0 && made - marked <= CLONE_LATEST)
+		return 0;
+	if (r && r != -ENOENT)
+		return s3_volume_refuse(parent, r, "%s", req.message);
+	r = s3_super_look(parent, key, uuid);
+	if (r == 0)
+		r = s3_volume_delete(parent, key, &req);
+	if (r == 0 || r == -ENOENT || r == -ESTALE)
+		r = s3_volume_delete(parent, marker, &req);
+	return r ? s3_volume_refuse(parent, -EIO,
+			   "clone: %s may lack its marker, and could not be taken back: %s; delete "
+			   "it with userblk-s3 delete, and try again",
+			   key, strerror(-r))
+		 : s3_volume_refuse(parent, -EIO,
+			   "clone: more than %d s passed while it was made, in which its snapshot "
+			   "may have been deleted; it was taken back, try again",
+			   CLONE_LATEST);
+}
+
 /* Marks the snapshot as having the clone, and makes that. path: the clone's. */
 static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *snapshot,
 	const char *path, const uint8_t uuid[S3_UUID], const struct s3_buffer *super)
@@ -105,10 +140,12 @@ static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *
 		else if (r)
 			s3_volume_refuse(parent, r, "%s", req.message);
 	}
-	if (r == 0)
+	if (r == 0) {
 		s3_failpoint(S3_FAIL_CLONE_SUPER_AFTER);
-	else if (r != -EIO && r != -ESHUTDOWN && /* then it may yet arrive */
-		 s3_snapshot_clone_is_missing(parent, path, uuid))
+		return check_in_time(parent, marker, key, uuid);
+	}
+	if (r != -EIO && r != -ESHUTDOWN && /* then it may yet arrive */
+		s3_snapshot_clone_is_missing(parent, path, uuid))
 		s3_volume_delete(parent, marker, &last);
 	return r;
 }
