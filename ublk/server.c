@@ -225,7 +225,10 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 	return EXIT_USAGE;
 }
 
-/* The character device; udev may be about to give it its owner. */
+/*
+ * The character device. udev may be about to give it its owner, and a server that has failed may
+ * still hold it: its io_uring lets go of it a moment after its end.
+ */
 static int open_char(struct server *s)
 {
 	char path[32];
@@ -235,7 +238,8 @@ static int open_char(struct server *s)
 		s->dev.fd = open(path, O_RDWR | O_CLOEXEC);
 		if (s->dev.fd >= 0)
 			return 0;
-		if ((errno != ENOENT && errno != EACCES) || waited >= PATIENCE_MS)
+		if ((errno != ENOENT && errno != EACCES && errno != EBUSY) ||
+			waited >= PATIENCE_MS)
 			return -errno;
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
 	}
