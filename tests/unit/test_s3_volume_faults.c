@@ -322,6 +322,39 @@ static void test_a_store_that_does_not_delete(void **state)
 	fake_store_reset();
 }
 
+/* Nor does each object of the log make a root, since one would let a mark go that stays. */
+static void test_a_store_that_keeps_a_mark(void **state)
+{
+	struct device d;
+	uint64_t before;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	put_mib(&d, 0, 0);
+	fake_store_fail(S3_DELETE, "/snap/s/child/", -EACCES, 1000);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	device_close(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M");
+	assert_true(volume_of(&d)->marked);
+	for (unsigned i = 0; i < 8; i++) {
+		put_mib(&d, 0, i);
+		assert_int_equal(backend_flush(d.backend), 0);
+		if (i == 1) {
+			WAIT_UNTIL(roots(&d) > 0, "no root");
+			WAIT_UNTIL(volume_of(&d)->unmark_due, "no attempt");
+			before = roots(&d);
+		}
+	}
+	pause_ms(300);
+	assert_int_equal(roots(&d), before);
+	fake_store_fail(S3_DELETE, "", 0, 0);
+	assert_int_equal(try_checkpoint(&d), 0);
+	assert_false(volume_of(&d)->marked);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* An object that cannot be read is passed over, which is reported once. */
 static void test_an_unreadable_source_is_passed_over(void **state)
 {
@@ -562,6 +595,7 @@ int main(void)
 		cmocka_unit_test(test_an_end_beside_a_collection),
 		cmocka_unit_test(test_memory_of_a_check),
 		cmocka_unit_test(test_a_store_that_does_not_delete),
+		cmocka_unit_test(test_a_store_that_keeps_a_mark),
 		cmocka_unit_test(test_an_end_that_lacks_only_a_checkpoint),
 		cmocka_unit_test(test_an_end_that_is_refused),
 		cmocka_unit_test(test_an_end_without_an_answer),

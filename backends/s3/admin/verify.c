@@ -6,14 +6,17 @@
 #include <string.h>
 
 #include "backends/s3/admin/verify.h"
+#include "backends/s3/admin/verify_roots.h"
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/failure.h"
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
+#include "backends/s3/core/snapstore.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
+#include "backends/s3/keeper/keeper.h"
 #include "backends/s3/recovery/recovery.h"
 #include "backends/s3/state/cache.h"
 #include "backends/s3/state/map.h"
@@ -34,6 +37,7 @@ struct damaged {
 	bool *bad; /* of each block */
 	bool other_size;
 	bool always; /* to be reported although no block that is in use is concerned */
+	bool own;    /* of what the newest root is made of, in which no snapshot has a part */
 	bool reported;
 	char key[S3_KEY_MAX + 1];
 	char reason[96];
@@ -43,6 +47,7 @@ struct candidate {
 	uint64_t id;
 	uint32_t bytes;
 	uint8_t origin;
+	const struct s3_verify_part *part; /* or NULL: an object with data */
 };
 
 struct run {
@@ -66,6 +71,24 @@ struct run {
 	size_t n_damaged;
 };
 
+static int enter(struct run *run, const struct candidate *candidate)
+{
+	if (run->n == run->room) {
+		size_t room = run->room ? 2 * run->room : 1024;
+		struct candidate *more = realloc(run->candidates, room * sizeof *more);
+
+		if (!more)
+			return -ENOMEM;
+		run->candidates = more;
+		run->room = room;
+	}
+	run->candidates[run->n++] = *candidate;
+	run->total += candidate->bytes;
+	if (run->largest < candidate->bytes)
+		run->largest = candidate->bytes;
+	return 0;
+}
+
 static int collect(void *opaque, uint32_t slot, const struct s3_object *o)
 {
 	struct run *run = opaque;
@@ -76,21 +99,7 @@ static int collect(void *opaque, uint32_t slot, const struct s3_object *o)
 	/* Not yet uploaded. */
 	if (!o->origin && !(o->id & S3_GC) && o->id > run->frontier)
 		return 0;
-	if (run->n == run->room) {
-		size_t room = run->room ? 2 * run->room : 1024;
-		struct candidate *more = realloc(run->candidates, room * sizeof *more);
-
-		if (!more)
-			return -ENOMEM;
-		run->candidates = more;
-		run->room = room;
-	}
-	run->candidates[run->n++] =
-		(struct candidate){.id = o->id, .bytes = o->bytes, .origin = o->origin};
-	run->total += o->bytes;
-	if (run->largest < o->bytes)
-		run->largest = o->bytes;
-	return 0;
+	return enter(run, &(struct candidate){.id = o->id, .bytes = o->bytes, .origin = o->origin});
 }
 
 /* ---- one object ------------------------------------------------------------------- */
@@ -166,7 +175,8 @@ static bool look(struct s3_volume *v, const struct s3_object *o, const uint8_t *
 
 static void free_damaged(struct s3_volume *v, struct damaged *d)
 {
-	s3_objects_unpin(v->objects, d->slot);
+	if (d->slot != S3_NO_SLOT)
+		s3_objects_unpin(v->objects, d->slot);
 	free(d->bad);
 	free(d);
 }
@@ -224,12 +234,88 @@ static int verify_object(struct run *run, uint32_t slot, const struct s3_object 
 	return r;
 }
 
+/* ---- what the map is made of ---------------------------------------------------------- */
+
+/* Something of the map that is damaged. NULL: no memory. */
+static struct damaged *new_damaged(bool own)
+{
+	struct damaged *d = calloc(1, sizeof *d);
+
+	if (d) {
+		d->slot = S3_NO_SLOT;
+		d->always = true;
+		d->own = own;
+	}
+	return d;
+}
+
+/* One look at a region or summary, into data. False: as it should be. *r: as look()'s. */
+static bool look_at_part(
+	struct s3_volume *v, const struct s3_root_part *part, struct damaged *d, void *data, int *r)
+{
+	struct s3_request req;
+
+	*r = s3_volume_get(v, d->key, data, part->bytes, &req);
+	if (*r == -ENOENT) {
+		*r = 0;
+		snprintf(d->reason, sizeof d->reason, "is missing");
+		return true;
+	}
+	if (*r) {
+		backend_error(
+			&v->host, "volume=%s: cannot read %s: %s", v->name, d->key, req.message);
+		return false;
+	}
+	if (req.object_size != part->bytes)
+		snprintf(d->reason, sizeof d->reason, "has %" PRIu64 " bytes instead of %" PRIu32,
+			req.object_size, part->bytes);
+	else if (s3_crc32c(0, data, part->bytes) != part->crc)
+		snprintf(d->reason, sizeof d->reason, "has a wrong checksum");
+	else
+		return false;
+	return true;
+}
+
+static int verify_part(struct run *run, const struct s3_verify_part *part)
+{
+	struct damaged *d = new_damaged(part->own);
+	void *data = malloc(part->part.bytes);
+	int r = d && data ? 0 : -ENOMEM;
+	bool bad = false;
+
+	if (d)
+		s3_verify_part_key(run->v, part, d->key);
+	for (int i = 0; r == 0 && i < ATTEMPTS && (i == 0 || bad); i++)
+		bad = look_at_part(run->v, &part->part, d, data, &r);
+	free(data);
+	if (r == 0 && bad)
+		return keep(run, d);
+	free(d);
+	return r;
+}
+
+static int lose_root(void *opaque, const char *key, bool own)
+{
+	struct damaged *d = new_damaged(own);
+
+	if (!d)
+		return -ENOMEM;
+	strcpy(d->key, key);
+	snprintf(d->reason, sizeof d->reason, "is missing or damaged");
+	return keep(opaque, d);
+}
+
+/* ---- all of them -------------------------------------------------------------------- */
+
 static int verify_candidate(struct run *run, const struct candidate *c)
 {
 	struct s3_volume *v = run->v;
-	uint32_t slot = s3_objects_find_pinned(v->objects, c->origin, c->id);
+	uint32_t slot;
 	struct s3_object object;
 
+	if (c->part)
+		return verify_part(run, c->part);
+	slot = s3_objects_find_pinned(v->objects, c->origin, c->id);
 	if (slot == S3_NO_SLOT)
 		return 0;
 	s3_objects_get(v->objects, slot, &object);
@@ -240,8 +326,6 @@ static int verify_candidate(struct run *run, const struct candidate *c)
 	}
 	return verify_object(run, slot, &object);
 }
-
-/* ---- all of them -------------------------------------------------------------------- */
 
 static void *worker(void *opaque)
 {
@@ -287,6 +371,8 @@ static struct damaged *find(const struct run *run, uint32_t slot)
 {
 	struct damaged key = {.slot = slot}, *p = &key, **found;
 
+	if (slot == S3_NO_SLOT)
+		return NULL;
 	found = bsearch(&p, run->damaged, run->n_damaged, sizeof(p), by_slot);
 	return found ? *found : NULL;
 }
@@ -347,16 +433,10 @@ static void tell_ranges(struct run *run)
 	}
 }
 
-/* Is the volume open as one of its snapshots? That is the last one in its own root. */
-static bool is_snapshot(const struct s3_volume *v)
-{
-	return v->n_snapshots && v->snapshots[v->n_snapshots - 1].seq == v->applied;
-}
-
 /* A reader has found damage: 0, or it may be what a writer has deleted since. Reported. */
 static int check_outdated(struct s3_volume *v)
 {
-	int r = is_snapshot(v) ? 0 : s3_is_outdated(v);
+	int r = v->of_snapshot ? 0 : s3_is_outdated(v);
 
 	return r <= 0 ? r
 		      : s3_volume_refuse(v, -EBUSY,
@@ -367,34 +447,96 @@ static int check_outdated(struct s3_volume *v)
 				v->name);
 }
 
+/* Looks at what has been entered, by several threads. */
+static int look_at_all(struct run *run)
+{
+	struct s3_volume *v = run->v;
+	pthread_t threads[WORKERS];
+	/* As much again is left for compaction. */
+	uint64_t wanted = WORKERS * run->largest < v->cache_bytes / 4 ? WORKERS * run->largest
+								      : v->cache_bytes / 4;
+	size_t n = 0;
+	int r = 0;
+
+	run->memory = s3_cache_lend(v->cache, wanted);
+	while (r == 0 && n < WORKERS && run->next + n < run->n) {
+		r = pthread_create(&threads[n], NULL, worker, run);
+		n += r == 0;
+	}
+	if (r > 0 && n == 0)
+		run->result = -r;
+	while (n)
+		pthread_join(threads[--n], NULL);
+	s3_cache_return(v->cache, run->memory);
+	return run->result;
+}
+
+/*
+ * The map in memory is whole, and becomes a full root that needs nothing of those before it: what
+ * cannot be read of them is replaced.
+ */
+static void replace_map(struct run *run)
+{
+	struct s3_volume *v = run->v;
+	int r = s3_check_not_fenced(v);
+
+	if (r)
+		return;
+	s3_roots_forget(v);
+	r = s3_checkpoint_with(v, NULL);
+	for (size_t i = 0; i < run->n_damaged; i++) {
+		struct damaged *d = run->damaged[i];
+		size_t used = strlen(d->reason);
+
+		if (d->own)
+			snprintf(d->reason + used, sizeof d->reason - used, "; %s",
+				r ? "the next checkpoint does not need it"
+				  : "a new checkpoint does not need it");
+	}
+}
+
+/* Checks what the maps are made of. No checkpoint comes or goes meanwhile. */
+static int check_maps(struct s3_volume *v, void *opaque)
+{
+	struct run *run = opaque;
+	struct s3_verify_parts parts = {.lost = lose_root, .opaque = run};
+	size_t objects = run->n;
+	bool own = false;
+	int r = s3_verify_parts_collect(v, &parts);
+
+	run->next = run->n;
+	for (size_t i = 0; r == 0 && i < parts.n; i++)
+		r = enter(run, &(struct candidate){
+				       .part = &parts.all[i], .bytes = parts.all[i].part.bytes});
+	if (r == 0)
+		r = look_at_all(run);
+	free(parts.all);
+	run->n = objects;
+	run->next = 0;
+	for (size_t i = 0; i < run->n_damaged; i++)
+		own |= run->damaged[i]->own;
+	if (r == 0 && own && !v->backend.readonly && atomic_load(&v->failed) == 0)
+		replace_map(run);
+	return r;
+}
+
 int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 {
 	struct run run = {.v = v,
 		.verify = verify,
 		.lock = PTHREAD_MUTEX_INITIALIZER,
 		.freed = PTHREAD_COND_INITIALIZER};
-	pthread_t threads[WORKERS];
-	uint64_t wanted;
-	size_t n = 0;
-	int r;
 
 	pthread_mutex_lock(&v->lock);
 	run.frontier = v->frontier;
 	pthread_mutex_unlock(&v->lock);
-	run.result = r = s3_objects_walk(v->objects, collect, &run);
-	/* As much again is left for compaction. */
-	wanted = WORKERS * run.largest < v->cache_bytes / 4 ? WORKERS * run.largest
-							    : v->cache_bytes / 4;
-	run.memory = s3_cache_lend(v->cache, wanted);
-	while (r == 0 && n < WORKERS && n < run.n) {
-		r = pthread_create(&threads[n], NULL, worker, &run);
-		n += r == 0;
-	}
-	if (r > 0 && n == 0)
-		run.result = -r;
-	while (n)
-		pthread_join(threads[--n], NULL);
-	s3_cache_return(v->cache, run.memory);
+	run.result = s3_objects_walk(v->objects, collect, &run);
+	if (run.result == 0)
+		run.result = v->backend.readonly || atomic_load(&v->failed)
+				     ? check_maps(v, &run)
+				     : s3_keeper_call(v, check_maps, &run);
+	if (run.result == 0)
+		look_at_all(&run);
 	/* What another writer has deleted or replaced since it took over is not damaged. */
 	if (run.result == 0 && run.n_damaged && !v->backend.readonly) {
 		s3_check_not_fenced(v);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backends/s3/base/bytes.h"
+#include "backends/s3/base/clock.h"
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/fence.h"
@@ -17,6 +18,9 @@
 #include "backends/s3/format/checkpoint.h"
 #include "backends/s3/format/format.h"
 #include "backends/s3/state/object_table.h"
+
+/* ns until marks that the store did not delete are tried again, each time after a root. */
+#define UNMARK_PAUSE (600 * UINT64_C(1000000000))
 
 void s3_snapshot_root_key(const struct s3_volume *v, const char *name, uint64_t seq, char *key)
 {
@@ -174,8 +178,10 @@ void s3_snapshot_unmark_all(struct s3_volume *v)
 	size_t n;
 	int r = s3_snapshot_look(v, &names, &n, &req);
 
-	if (r)
+	if (r) {
+		atomic_store(&v->unmark_due, s3_now() + UNMARK_PAUSE);
 		return;
+	}
 	for (size_t i = 0; i < n; i++) {
 		/* Not those of this writer: what it is about to do takes its own away. */
 		if (names[i].kind != S3_NAME_CHILD || !s3_name_is_mark(&names[i]) ||
@@ -188,6 +194,8 @@ void s3_snapshot_unmark_all(struct s3_volume *v)
 	free(names);
 	if (r == 0)
 		atomic_store(&v->marked, false);
+	else
+		atomic_store(&v->unmark_due, s3_now() + UNMARK_PAUSE);
 }
 
 /*
@@ -214,4 +222,13 @@ int s3_snapshot_erase(struct s3_volume *v, const char *name, uint64_t seq)
 		r = s3_snapshot_unmark(v, name);
 	}
 	return r;
+}
+
+void s3_roots_forget(struct s3_volume *v)
+{
+	free(v->regions);
+	v->regions = NULL;
+	v->n_regions = 0;
+	v->full = 0; /* without one all regions are stored, not only those that have changed */
+	v->full_wanted = v->rolled_back = true;
 }

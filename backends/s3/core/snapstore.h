@@ -41,4 +41,10 @@ int s3_snapshot_mark_key(const struct s3_volume *v, const char *name, char *key)
 /* What the keys of all marks of a snapshot, and of nothing else, begin with; below the volume's. */
 void s3_snapshot_marks_prefix(const char *name, char prefix[S3_KEY_ROOM]);
 
+/*
+ * The next root has to be a full one, and needs no part of those before it: the volume has been
+ * rolled back, or they are damaged. By recovery and the keeper only.
+ */
+void s3_roots_forget(struct s3_volume *v);
+
 #endif

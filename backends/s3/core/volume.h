@@ -233,6 +233,7 @@ struct s3_volume {
 	/* Ascending by age; changed by the keeper only (before it runs: recovery). */
 	struct s3_root_snapshot *snapshots;
 	uint32_t n_snapshots;
+	bool of_snapshot; /* it is open as the last of them, read-only */
 
 	/* The keeper's own (before it runs: recovery's; after it ended: close's). */
 	struct s3_root_region *regions; /* of the newest full root, ascending */
@@ -248,6 +249,7 @@ struct s3_volume {
 	bool rolled_back;	 /* regions are not those of the newest root */
 	/* There are marks of deletions that were cut short, to go when a root of ours is stored. */
 	_Atomic bool marked;
+	_Atomic uint64_t unmark_due; /* ns, when they are tried next, if the store kept them */
 	_Atomic uint64_t next_gc;	     /* number of the next GC object, with S3_GC */
 	struct s3_kept *kept;		     /* of the snapshots whose root has been read */
 	struct s3_prune *prune, *next_prune; /* the old roots to delete, or NULL */

@@ -221,7 +221,8 @@ static bool tell_progress(struct s3_volume *v, const struct collection *c)
 bool s3_checkpoint_due(const struct s3_volume *v)
 {
 	return v->frontier - v->checkpoint >= v->checkpoint_every ||
-	       (atomic_load(&v->marked) && v->frontier > v->checkpoint);
+	       (atomic_load(&v->marked) && s3_now() >= atomic_load(&v->unmark_due) &&
+		       v->frontier > v->checkpoint);
 }
 
 static bool checkpoint_due_now(struct s3_volume *v)

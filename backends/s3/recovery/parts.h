@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backends/s3/client/names.h"
+#include "backends/s3/format/format.h"
 
 struct s3_volume;
 

@@ -148,10 +148,7 @@ int s3_restore(struct s3_volume *v, uint64_t seq)
 		return r;
 	s3_objects_settle(v->objects, v->applied);
 	/* All regions that hold anything have changed. */
-	free(v->regions);
-	v->regions = NULL;
-	v->n_regions = 0;
-	v->full_wanted = v->rolled_back = true;
+	s3_roots_forget(v);
 	return 0;
 }
 
@@ -331,6 +328,7 @@ int s3_recover_snapshot(struct s3_volume *v, const char *snapshot)
 			"from a backup",
 			snapshot);
 	if (r == 0) {
+		v->of_snapshot = true;
 		v->epoch = root.epoch;
 		memcpy(v->predecessor, root.instance, S3_UUID);
 		v->applied = v->frontier = root.seq;

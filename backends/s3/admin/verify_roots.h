@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* What the map of a volume and those of its snapshots are made of in the store. */
+#ifndef USERBLK_S3_VERIFY_ROOTS_H
+#define USERBLK_S3_VERIFY_ROOTS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "backends/s3/recovery/parts.h"
+
+struct s3_volume;
+
+/* A region or a summary. */
+struct s3_verify_part {
+	struct s3_root_part part;
+	bool parent; /* it is below the parent's name, for a clone that has no full root yet */
+	bool own;    /* the newest root needs it, not only snapshots */
+};
+
+struct s3_verify_parts {
+	struct s3_verify_part *all; /* each once; to be freed */
+	size_t n, room;
+	/* Called for a root that is missing or damaged, with its key. 0 or negative errno. */
+	int (*lost)(void *opaque, const char *key, bool own);
+	void *opaque;
+};
+
+/*
+ * Reads the newest root, the full root that it builds upon, and that of each snapshot, and enters
+ * their regions and summaries. No checkpoint is made or deleted meanwhile. 0 or negative errno,
+ * reported but for -ENOMEM.
+ */
+int s3_verify_parts_collect(struct s3_volume *v, struct s3_verify_parts *parts);
+/* The part's key in the bucket. */
+void s3_verify_part_key(const struct s3_volume *v, const struct s3_verify_part *part, char *key);
+
+#endif

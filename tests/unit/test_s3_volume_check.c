@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/*
+ * userblk-s3 check of an S3 volume over a store in this process: what roots, regions and summaries
+ * have lost is found before the next open needs it, and a server replaces it.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "backends/s3/admin/verify.h"
+#include "backends/s3/keeper/snapshot.h"
+#include "tests/unit/s3_writers.h"
+
+struct found {
+	unsigned n;
+	char key[S3_KEY_MAX + 1];
+	char reason[128];
+};
+
+static void note(void *opaque, const struct s3_damage *damage)
+{
+	struct found *found = opaque;
+
+	assert_int_equal(damage->length, 0);
+	found->n++;
+	snprintf(found->key, sizeof found->key, "%s", damage->key);
+	snprintf(found->reason, sizeof found->reason, "%s", damage->reason);
+}
+
+/* What a check finds. */
+static struct found check(struct device *d)
+{
+	struct found found = {0};
+	struct s3_verify verify = {.opaque = &found, .damage = note};
+
+	assert_int_equal(s3_verify(volume_of(d), &verify), 0);
+	assert_int_equal(verify.damaged_objects, found.n);
+	assert_true(verify.objects > 1);
+	return found;
+}
+
+/* The key of a part of the checkpoint at seq, in a static buffer. */
+static const char *part_of(uint64_t seq, const char *part)
+{
+	static char key[64];
+
+	snprintf(key, sizeof key, "userblk/v/ckpt/%016llx/%s", (unsigned long long)seq, part);
+	return key;
+}
+
+/* One of its bytes is another; missing: it is gone. */
+static void damage(const char *key, bool missing)
+{
+	static uint8_t data[1 << 20];
+	size_t length = fake_store_object(key, data, sizeof data);
+
+	assert_in_range(length, 1, sizeof data);
+	data[length / 2] ^= 1;
+	fake_store_set(key, missing ? NULL : data, length);
+}
+
+static void check_data(struct device *d)
+{
+	uint8_t block[BLOCK];
+
+	for (unsigned i = 0; i < 4; i++) {
+		assert_int_equal(device_read(d, block, BLOCK, (uint64_t)i * BLOCK), 0);
+		assert_int_equal(block[0], i + 1);
+	}
+}
+
+/* A volume with a full root. Its number in the log. */
+static uint64_t make(struct device *d)
+{
+	create_volume(d, "size=64M");
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(write_block(d, i, i + 1), 0);
+	volume_of(d)->full_wanted = true;
+	assert_int_equal(try_checkpoint(d), 0);
+	assert_int_equal(check(d).n, 0);
+	return volume_of(d)->full;
+}
+
+static void assert_is(const struct found *found, const char *key, const char *reason)
+{
+	assert_int_equal(found->n, 1);
+	assert_string_equal(found->key, key);
+	assert_holds(found->reason, reason);
+}
+
+/* A server has the whole map in memory, and stores it anew. */
+static void test_a_server_replaces_its_checkpoint(void **state)
+{
+	static const char *const parts[] = {"0000", "root"};
+	struct found found;
+	struct device d;
+
+	(void)state;
+	for (unsigned i = 0; i < 4; i++) {
+		char key[64];
+
+		strcpy(key, part_of(make(&d), parts[i % 2]));
+		damage(key, i / 2);
+		found = check(&d);
+		assert_is(&found, key,
+			i / 2	? "missing"
+			: i % 2 ? "damaged"
+				: "has a wrong checksum");
+		assert_holds(found.reason, "; a new checkpoint does not need it");
+		assert_int_equal(check(&d).n, 0);
+		crash(&d);
+		open_volume(&d);
+		check_data(&d);
+		assert_int_equal(check(&d).n, 0);
+		device_close(&d);
+	}
+	fake_store_reset();
+}
+
+/* A store that refuses the new one: it comes later. */
+static void test_a_checkpoint_that_cannot_be_replaced(void **state)
+{
+	struct found found;
+	struct device d;
+	char key[64];
+
+	(void)state;
+	strcpy(key, part_of(make(&d), "0000"));
+	damage(key, false);
+	fake_store_fail(S3_PUT, "/ckpt/", -EACCES, 1);
+	found = check(&d);
+	assert_is(&found, key, "; the next checkpoint does not need it");
+	assert_int_equal(write_block(&d, 0, 1), 0);
+	assert_int_equal(try_checkpoint(&d), 0);
+	assert_int_equal(check(&d).n, 0);
+	crash(&d);
+	open_volume(&d);
+	check_data(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Without a server it is reported, and nothing changes. */
+static void test_a_reader_changes_nothing(void **state)
+{
+	struct device d, reader;
+	struct found found;
+	unsigned puts;
+	char key[64];
+
+	(void)state;
+	strcpy(key, part_of(make(&d), "0000"));
+	device_close(&d);
+	device_open(&reader, &s3_backend, COMMON "readonly=on");
+	damage(key, false);
+	puts = fake_store_requests(S3_PUT, "");
+	for (unsigned i = 0; i < 2; i++) {
+		found = check(&reader);
+		assert_is(&found, key, "has a wrong checksum");
+	}
+	assert_int_equal(fake_store_requests(S3_PUT, ""), puts);
+	device_close(&reader);
+	fake_store_reset();
+}
+
+/* A light root names summaries, and a full root. */
+static void test_a_light_root(void **state)
+{
+	struct found found;
+	struct device d;
+	uint64_t full;
+	char key[64];
+
+	(void)state;
+	for (unsigned i = 0; i < 2; i++) {
+		/* So large that its map costs more than the summaries. */
+		create_volume(&d, "size=1T");
+		for (unsigned j = 0; j < 20; j++)
+			assert_int_equal(write_block(&d, j * 1234567, j), 0);
+		assert_int_equal(create_snapshot(&d), 0);
+		full = volume_of(&d)->full;
+		assert_true(full);
+		for (unsigned j = 0; j < 4; j++)
+			assert_int_equal(write_block(&d, j, j + 1), 0);
+		assert_int_equal(try_checkpoint(&d), 0);
+		assert_int_equal(volume_of(&d)->n_summaries, 1);
+		assert_int_equal(check(&d).n, 0);
+		strcpy(key,
+			i ? part_of(full, "root") : part_of(volume_of(&d)->checkpoint, "summary"));
+		damage(key, true);
+		found = check(&d);
+		assert_is(&found, key, "missing");
+		assert_int_equal(check(&d).n, 0);
+		crash(&d);
+		open_volume(&d);
+		check_data(&d);
+		device_close(&d);
+	}
+	fake_store_reset();
+}
+
+/* That of a snapshot cannot be replaced, by nobody. */
+static void test_a_snapshot(void **state)
+{
+	struct device d, reader;
+	struct found found;
+	uint64_t seq;
+	char key[64];
+
+	(void)state;
+	make(&d);
+	assert_int_equal(create_snapshot(&d), 0);
+	seq = volume_of(&d)->snapshots[0].seq;
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(write_block(&d, i, i + 1), 0);
+	assert_int_equal(try_checkpoint(&d), 0);
+	assert_int_equal(check(&d).n, 0);
+	device_open(&reader, &s3_backend, COMMON "snapshot=s");
+	assert_int_equal(check(&reader).n, 0);
+	snprintf(key, sizeof key, "userblk/v/snap/s/root-%016llx", (unsigned long long)seq);
+	damage(key, false);
+	for (unsigned i = 0; i < 2; i++) {
+		found = check(&d);
+		assert_is(&found, key, "is missing or damaged");
+		assert_null(strstr(found.reason, "checkpoint"));
+	}
+	found = check(&reader);
+	assert_is(&found, key, "is missing or damaged");
+	device_close(&reader);
+	assert_int_equal(s3_snapshot_delete(volume_of(&d), "s"), 0);
+	assert_int_equal(check(&d).n, 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A clone begins with its parent's snapshot, until it has a full root of its own. */
+static void test_a_clone(void **state)
+{
+	struct device d, clone;
+	struct found found;
+	uint64_t seq;
+	char key[64];
+
+	(void)state;
+	make(&d);
+	assert_int_equal(create_snapshot(&d), 0);
+	seq = volume_of(&d)->snapshots[0].seq;
+	assert_int_equal(s3_volume_clone(volume_of(&d), "s", "userblk", "c"), 0);
+	device_close(&d);
+	device_open(&clone, &s3_backend,
+		"endpoint=http://127.0.0.1;bucket=abc;uploads=2;memory=64M;volume=c;");
+	assert_int_equal(check(&clone).n, 0);
+	snprintf(key, sizeof key, "userblk/v/snap/s/root-%016llx", (unsigned long long)seq);
+	damage(key, false);
+	found = check(&clone);
+	assert_is(&found, key, "; a new checkpoint does not need it");
+	assert_int_equal(check(&clone).n, 0);
+	crash(&clone);
+	device_open(&clone, &s3_backend,
+		"endpoint=http://127.0.0.1;bucket=abc;uploads=2;memory=64M;volume=c;");
+	check_data(&clone);
+	device_close(&clone);
+	fake_store_reset();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_server_replaces_its_checkpoint),
+		cmocka_unit_test(test_a_checkpoint_that_cannot_be_replaced),
+		cmocka_unit_test(test_a_reader_changes_nothing),
+		cmocka_unit_test(test_a_light_root),
+		cmocka_unit_test(test_a_snapshot),
+		cmocka_unit_test(test_a_clone),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
