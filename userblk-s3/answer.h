@@ -18,6 +18,7 @@ struct answer {
 	size_t n_items;
 	char **rows; /* JSON arrays, of the kind that the command has */
 	size_t n_rows;
+	bool opened; /* the volume was, for changes, by this program or a server */
 };
 
 /* Takes a line; of type s3_control_line, with the answer as opaque. */

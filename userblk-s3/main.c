@@ -80,7 +80,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	if (removal.unseen)
 		warnx("%s", error.text);
 	if (removed)
-		return removed;
+		return removal.deleted ? -EIO : removed;
 	snprintf(line, sizeof line, "deleted_objects %" PRIu64, removal.deleted);
 	answer_line(answer, line);
 	snprintf(line, sizeof line, "foreign_objects %" PRIu64, removal.foreign);
@@ -167,8 +167,11 @@ static int perform(const struct options *o, struct answer *answer)
 	return session_perform(o, WAY_WRITE, request, answer);
 }
 
-/* Has something gone wrong on the way, or was it refused? */
-static int exit_code(int r)
+/*
+ * Has something gone wrong on the way, or was it refused? opened: for changes, by this program or a
+ * server. What the store refuses from then on is no mistake of the user's, and may come in between.
+ */
+static int exit_code(int r, bool opened)
 {
 	switch (-r) {
 	case 0:
@@ -179,7 +182,13 @@ static int exit_code(int r)
 	case ENOMEM:
 	case ETIMEDOUT:
 	case ESHUTDOWN:
+	case ENOSPC:
 		return EXIT_FAILURE;
+	case EACCES:
+	case ENXIO:
+	case EPROTO:
+	case EREMCHG:
+		return opened ? EXIT_FAILURE : EXIT_USAGE;
 	default:
 		return EXIT_USAGE;
 	}
@@ -211,7 +220,8 @@ int main(int argc, char **argv)
 			       : o.command == COMMAND_GC  ? "gc"
 							  : "delete";
 	answer.progress.bytes = o.command != COMMAND_DELETE;
-	r = exit_code(perform(&o, &answer));
+	r = perform(&o, &answer);
+	r = exit_code(r, answer.opened);
 	signal(SIGPIPE, SIG_DFL);
 	/* What a check has found, although it could not be finished, is worth knowing. */
 	if (r == 0 || answer.n_rows)

@@ -249,6 +249,7 @@ int session_open(const struct options *o, const struct s3_config *config, const 
 	catch_signals(!c.readonly);
 	r = s3_volume_open(&c, 0, &host, &v);
 	if (r == 0) {
+		answer->opened = !c.readonly;
 		if (atomic_load(&interrupted))
 			r = -ECANCELED;
 		else if (request)
@@ -271,8 +272,10 @@ int session_perform(
 
 	if (r)
 		return r;
-	if (fd >= 0)
+	if (fd >= 0) {
+		answer->opened = true;
 		return ask_server(fd, o, request, answer);
+	}
 	if (way == WAY_NONE) {
 		warnx("control=%s: no server is there; name the socket of the volume's server",
 			config.control);

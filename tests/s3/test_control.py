@@ -371,3 +371,24 @@ def test_the_end_of_a_server_with_a_flush_under_way(
         os.kill(server.pid, signal.SIGTERM)
         assert server.process.wait(STOP_TIMEOUT_S) == 1
     assert "are not stored" in server.output()
+
+
+def test_the_end_of_a_reader_that_makes_a_clone(
+    serve_s3: ServeS3, tool: Tool, proxy: FaultProxy, control: Path
+) -> None:
+    """It has nothing to store, but the clone's request waits for the store."""
+    serve_s3("v").stop()
+    tool("snapshot", "create", "s")
+    server = serve_s3("v", through=proxy, close_timeout="2", readonly="on", control=str(control))
+    with proxy.outage():
+        argv = tool.argv("clone", "s", "c", control=str(control))
+        clone = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        time.sleep(1.0)  # until it waits
+        assert clone.poll() is None
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.process.wait(30.0) == 0  # the request itself gives up after 60 s
+        output, error = clone.communicate(timeout=STOP_TIMEOUT_S)
+    assert (clone.returncode, output) == (1, ""), error
+    assert len(error.splitlines()) == 1, error
+    assert not control.exists()
+    assert not serve_s3.objects("c")

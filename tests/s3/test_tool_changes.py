@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from device import ServeS3
+from fault_proxy import FaultProxy, Rule, refused
 from nbdkit_server import NbdError, plugin_path, run_nbdkit
 from servers import BUCKET
 from stamps import BLOCK, stamped
@@ -289,6 +290,28 @@ def test_gc(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> None
     assert result["stored_bytes"] < result["stored_bytes_before"] / 4
     assert sum(serve_s3.objects("v", "log/").values()) < result["stored_bytes_before"] / 2
     assert tool("check", **where)["damages"] == []
+
+
+def test_a_store_that_refuses_in_between(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """Status 2 says that nothing was changed: here something was."""
+    server = serve_s3("v")
+    server.connect().pwrite(stamped(RUN, 0, 1), 0)
+    server.stop()
+    rule = proxy.add(Rule(refused(403, "AccessDenied"), method="PUT", key="/snap/"))
+    assert "made by the fault proxy; allow it to get" in tool.refused("snapshot", "create", "s", through=proxy, expect=1)
+    rule.times = 0
+    for method in ("DELETE", "POST"):
+        proxy.add(Rule(refused(403, "AccessDenied"), method=method))
+    result = tool.run("delete", "--confirm=v", through=proxy)
+    assert result.returncode == 1 and "made by the fault proxy; allow it to get" in result.stderr
+    proxy.clear()
+    tool("delete", "--confirm=v", through=proxy)
+
+
+def test_a_store_that_refuses_at_once(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    serve_s3("v").stop()
+    proxy.add(Rule(refused(403, "AccessDenied")))
+    assert "made by the fault proxy; allow it to get" in tool.refused("snapshot", "create", "s", through=proxy)
 
 
 @pytest.mark.parametrize("background", [False, True])

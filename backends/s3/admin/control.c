@@ -400,6 +400,14 @@ void s3_control_end_jobs(struct s3_control *c)
 	pthread_mutex_unlock(&c->lock);
 }
 
+void s3_control_finish_job(struct s3_control *c)
+{
+	if (c && c->job_made)
+		pthread_join(c->job, NULL);
+	if (c)
+		c->job_made = false;
+}
+
 void s3_control_close(struct s3_control *c)
 {
 	struct stat st;
@@ -409,8 +417,7 @@ void s3_control_close(struct s3_control *c)
 		return;
 	s3_control_end_jobs(c);
 	/* What waits for the store may need an abort. */
-	if (c->job_made)
-		pthread_join(c->job, NULL);
+	s3_control_finish_job(c);
 	if (c->running) {
 		eventfd_write(c->wake, 1);
 		pthread_join(c->thread, NULL);

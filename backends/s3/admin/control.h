@@ -44,6 +44,8 @@ int s3_control_open(struct s3_volume *v, const char *path);
 void s3_control_start(struct s3_control *c);
 /* The volume is being closed: long commands end, and no new one starts. */
 void s3_control_end_jobs(struct s3_control *c);
+/* Waits until the long command that was begun has ended. No new one starts. */
+void s3_control_finish_job(struct s3_control *c);
 /* Nobody can ask the volume any more. What it reports still goes through c. */
 void s3_control_close(struct s3_control *c);
 /* The volume is gone. */

@@ -504,6 +504,7 @@ static int check_maps(struct s3_volume *v, void *opaque)
 	bool own = false;
 	int r = s3_verify_parts_collect(v, &parts);
 
+	run->verify->objects += parts.roots;
 	run->next = run->n;
 	for (size_t i = 0; r == 0 && i < parts.n; i++)
 		r = enter(run, &(struct candidate){

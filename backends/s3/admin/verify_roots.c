@@ -51,6 +51,8 @@ static int add_root(
 	struct s3_verify_part part = {.own = own, .parent = of_parent};
 	int r = 0;
 
+	parts->roots++;
+
 	for (uint32_t i = 0; r == 0 && root->base == root->seq && i < root->n_regions; i++) {
 		const struct s3_root_region *region = &root->regions[i];
 

@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "backends/s3/recovery/parts.h"
 
@@ -20,6 +21,7 @@ struct s3_verify_part {
 struct s3_verify_parts {
 	struct s3_verify_part *all; /* each once; to be freed */
 	size_t n, room;
+	uint64_t roots; /* that were read */
 	/* Called for a root that is missing or damaged, with its key. 0 or negative errno. */
 	int (*lost)(void *opaque, const char *key, bool own);
 	void *opaque;

@@ -160,6 +160,17 @@ int s3_volume_get_header(struct s3_volume *v, uint64_t seq, void **data,
 	}
 }
 
+int s3_volume_head(struct s3_volume *v, const char *key, struct s3_request *req)
+{
+	*req = (struct s3_request){
+		.op = S3_HEAD,
+		.pool = S3_POOL_BACKGROUND,
+		.key = key,
+		.retry_deadline = waited_deadline(v),
+	};
+	return s3_store_call(v->store, req);
+}
+
 int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *req)
 {
 	*req = (struct s3_request){

@@ -43,6 +43,8 @@ int s3_volume_get_all(
  */
 int s3_volume_get_header(struct s3_volume *v, uint64_t seq, void **data,
 	struct s3_object_header *header, enum s3_check *check, struct s3_request *req);
+/* Is there an object? 0, -ENOENT, or negative errno of the store. */
+int s3_volume_head(struct s3_volume *v, const char *key, struct s3_request *req);
 int s3_volume_delete(struct s3_volume *v, const char *key, struct s3_request *req);
 /*
  * Calls fn for what is listed under a prefix below the volume's, in order of the keys, until it

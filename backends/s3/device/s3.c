@@ -65,6 +65,12 @@ static int s3_close(struct backend *b)
 	int r;
 
 	s3_control_end_jobs(control);
+	if (b->readonly) {
+		/* A clone that is being created waits for the store no longer than close-timeout=.
+		 */
+		s3_volume_stop(v);
+		s3_control_finish_job(control);
+	}
 	r = s3_volume_finish(v);
 	s3_control_close(control);
 	s3_volume_detach(v);

@@ -62,15 +62,15 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 	}
 	if (r == 0) {
 		s3_snapshot_root_key(parent, snapshot->name, snapshot->seq, key);
-		r = s3_snapshot_head(parent, key, &req);
+		r = s3_volume_head(parent, key, &req);
 	}
 	if (r == -ENOENT) {
 		s3_snapshot_root_key(parent, snapshot->name, 0, key);
-		r = s3_snapshot_head(parent, key, &req);
+		r = s3_volume_head(parent, key, &req);
 	}
 	if (r == 0) {
 		s3_volume_key(parent, &super, key);
-		r = s3_snapshot_head(parent, key, &req);
+		r = s3_volume_head(parent, key, &req);
 	}
 	if (r == -ENOENT)
 		return s3_snapshot_refuse_unknown(parent, snapshot->name);

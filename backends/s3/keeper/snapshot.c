@@ -50,17 +50,6 @@ int s3_snapshot_put(struct s3_volume *v, const char *key, const void *data, size
 	return s3_volume_put_at(v, key, &iov, 1, etag, deadline, req);
 }
 
-int s3_snapshot_head(struct s3_volume *v, const char *key, struct s3_request *req)
-{
-	*req = (struct s3_request){
-		.op = S3_HEAD,
-		.pool = S3_POOL_BACKGROUND,
-		.key = key,
-		.retry_deadline = v->deadline,
-	};
-	return s3_store_call(v->store, req);
-}
-
 int s3_snapshot_check_name(struct s3_volume *v, const char *name)
 {
 	if (s3_name_valid(name))

@@ -18,8 +18,6 @@ struct s3_volume;
 /* As s3_volume_put_at(), of bytes in one place. */
 int s3_snapshot_put(struct s3_volume *v, const char *key, const void *data, size_t length,
 	const char *etag, uint32_t deadline, struct s3_request *req);
-/* Is there an object? 0, -ENOENT, or negative errno of the store. */
-int s3_snapshot_head(struct s3_volume *v, const char *key, struct s3_request *req);
 /* 0, or -EINVAL, reported: not a name of a snapshot. */
 int s3_snapshot_check_name(struct s3_volume *v, const char *name);
 /* In a full store nothing is made that takes room and frees none: 0, or -ENOSPC, reported. */
