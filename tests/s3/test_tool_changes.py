@@ -298,7 +298,9 @@ def test_a_store_that_refuses_in_between(tool: Tool, serve_s3: ServeS3, proxy: F
     server.connect().pwrite(stamped(RUN, 0, 1), 0)
     server.stop()
     rule = proxy.add(Rule(refused(403, "AccessDenied"), method="PUT", key="/snap/"))
-    assert "made by the fault proxy; allow it to get" in tool.refused("snapshot", "create", "s", through=proxy, expect=1)
+    assert "made by the fault proxy; allow it to get" in tool.refused(
+        "snapshot", "create", "s", through=proxy, expect=1
+    )
     rule.times = 0
     for method in ("DELETE", "POST"):
         proxy.add(Rule(refused(403, "AccessDenied"), method=method))

@@ -88,7 +88,7 @@ static void assert_is(const struct found *found, const char *key, const char *re
 	assert_holds(found->reason, reason);
 }
 
-/* A server has the whole map in memory, and stores it anew. */
+/* A server has the whole map in memory, and stores it again. */
 static void test_a_server_replaces_its_checkpoint(void **state)
 {
 	static const char *const parts[] = {"0000", "root"};
