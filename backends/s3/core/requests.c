@@ -215,9 +215,8 @@ int s3_volume_list(struct s3_volume *v, const char *prefix, bool delimiter,
 	return r;
 }
 
-/* The first object below a prefix of the bucket: 1, and the caller frees req->listing; 0; or errno.
- */
-* / static int find_first(struct s3_volume *v, const char *prefix, struct s3_request *req)
+/* The first object below a prefix of the bucket: 1, and the caller frees req->listing; 0; errno. */
+static int find_first(struct s3_volume *v, const char *prefix, struct s3_request *req)
 {
 	char *token = NULL;
 	int r;
