@@ -238,8 +238,7 @@ static int open_char(struct server *s)
 		s->dev.fd = open(path, O_RDWR | O_CLOEXEC);
 		if (s->dev.fd >= 0)
 			return 0;
-		if ((errno != ENOENT && errno != EACCES && errno != EBUSY) ||
-			waited >= PATIENCE_MS)
+		if ((errno != ENOENT && errno != EACCES && errno != EBUSY) || waited >= PATIENCE_MS)
 			return -errno;
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
 	}

@@ -250,8 +250,8 @@ struct s3_volume {
 	/* There are marks of deletions that were cut short, to go when a root of ours is stored. */
 	_Atomic bool marked;
 	_Atomic uint64_t unmark_due; /* ns, when they are tried next, if the store kept them */
-	_Atomic uint64_t next_gc;	     /* number of the next GC object, with S3_GC */
-	struct s3_kept *kept;		     /* of the snapshots whose root has been read */
+	_Atomic uint64_t next_gc;    /* number of the next GC object, with S3_GC */
+	struct s3_kept *kept;	     /* of the snapshots whose root has been read */
 	struct s3_prune *prune, *next_prune; /* the old roots to delete, or NULL */
 	uint64_t next_sweep_ns;
 	/* Summaries that the next light root must name, in the order of the log. */
