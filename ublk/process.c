@@ -91,3 +91,29 @@ int ublk_process_with(pid_t pid, dev_t device)
 	close(end.fd);
 	return r;
 }
+
+/* Has the process ended, within the time? One that cannot be watched has. */
+bool ublk_process_has_ended(int pidfd, int timeout_ms)
+{
+	struct pollfd end = {.fd = pidfd, .events = POLLIN};
+
+	return pidfd < 0 || poll(&end, 1, timeout_ms) > 0;
+}
+
+/* The process that serves a disk that lives, as ublk_process_with() has it. */
+int ublk_process_of_disk(const struct ublksrv_ctrl_dev_info *info)
+{
+	char path[32];
+	struct stat st;
+
+	snprintf(path, sizeof path, "/dev/ublkc%u", info->dev_id);
+	return stat(path, &st) < 0 ? -errno : ublk_process_with(info->ublksrv_pid, st.st_rdev);
+}
+
+time_t ublk_seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec;
+}

@@ -3,7 +3,11 @@
 #ifndef USERBLK_UBLK_PROCESS_H
 #define USERBLK_UBLK_PROCESS_H
 
+#include <stdbool.h>
 #include <sys/types.h>
+#include <time.h>
+
+#include "ublk/uapi.h"
 
 /*
  * A descriptor of the process of that number (pidfd_open(2)), which the caller closes, if it has
@@ -12,5 +16,12 @@
  * errnos, as of pidfd_open().
  */
 int ublk_process_with(pid_t pid, dev_t device);
+
+/* The process that serves a disk that lives; the same. */
+int ublk_process_of_disk(const struct ublksrv_ctrl_dev_info *info);
+/* Has the process ended, within the time? One that cannot be watched has. */
+bool ublk_process_has_ended(int pidfd, int timeout_ms);
+/* s of a clock that nobody sets. */
+time_t ublk_seconds(void);
 
 #endif

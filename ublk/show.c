@@ -206,3 +206,32 @@ int ublk_show_features(const struct ublk_control *c, bool json)
 	printf(json ? "}\n" : "\n");
 	return 0;
 }
+
+int ublk_open_control(struct ublk_control *c)
+{
+	int r = ublk_control_open(c);
+
+	switch (-r) {
+	case 0:
+		return 0;
+	case ENOENT:
+	case ENXIO:
+	case ENODEV:
+		warnx(UBLK_CONTROL_PATH ": does not exist; run: modprobe ublk_drv");
+		break;
+	case EACCES:
+	case EPERM:
+		warnx(UBLK_CONTROL_PATH ": %s; run as root", strerror(-r));
+		break;
+	case ENOSYS:
+		warnx("io_uring: not allowed by this machine or container; see the sysctl "
+		      "kernel.io_uring_disabled");
+		break;
+	case EOPNOTSUPP:
+		warnx(UBLK_CONTROL_PATH ": this kernel's ublk is too old; run Linux 6.5 or later");
+		break;
+	default:
+		warnx(UBLK_CONTROL_PATH ": %s", strerror(-r));
+	}
+	return EXIT_FAILURE;
+}

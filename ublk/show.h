@@ -16,6 +16,8 @@ void ublk_show_disk(const struct ublksrv_ctrl_dev_info *info, bool json);
 int ublk_show_list(struct ublk_control *c, bool json);
 int ublk_show_info(struct ublk_control *c, const struct ublk_options *o);
 int ublk_show_features(const struct ublk_control *c, bool json);
+/* Opens the driver. */
+int ublk_open_control(struct ublk_control *c);
 /* What the driver has of a disk. */
 int ublk_examine(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info);
 

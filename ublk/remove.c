@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "programs/exit_codes.h"
+#include "ublk/disk.h"
+#include "ublk/process.h"
+#include "ublk/record.h"
+#include "ublk/remove.h"
+#include "ublk/show.h"
+
+/* Seconds that a request may take when a disk is written back before it is deleted. */
+#define REQUEST_LIMIT 300
+
+static bool never(void *opaque)
+{
+	(void)opaque;
+	return false;
+}
+
+/* Has the command just begun? That long, the device is taken to work on what it has. */
+static bool is_early(void *opaque)
+{
+	const time_t *begun = opaque;
+
+	return ublk_seconds() - *begun < REQUEST_LIMIT;
+}
+
+/* Writes back what the kernel has in memory; what cannot be is lost with --force only. An exit
+ * code. */
+static int write_back(const struct ublk_options *o, bool in_use, bool *lost)
+{
+	uint32_t id = (uint32_t)o->server.id;
+	time_t begun = ublk_seconds();
+	const struct ublk_patience patience = {
+		.over = never,
+		.works = o->force ? NULL : is_early,
+		.opaque = &begun,
+		.forced = o->force,
+	};
+	int r = ublk_disk_sync(id, in_use, &patience);
+
+	*lost = r < 0;
+	if (r == 0)
+		return 0;
+	if (o->force)
+		warnx("/dev/ublkb%u: %s: %s", id, ublk_disk_loss(r), strerror(-r));
+	else
+		warnx("/dev/ublkb%u: not removed, because the last writes %s: "
+		      "%s; fix the cause, or use --force",
+			id, r == -ETIME ? "are not written back yet" : "cannot be written back",
+			strerror(-r));
+	return o->force ? 0 : EXIT_FAILURE;
+}
+
+int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
+{
+	uint32_t id = (uint32_t)o->server.id;
+	struct ublksrv_ctrl_dev_info info;
+	bool live, in_use = false, lost = false;
+	int claim = -1, pidfd = -1, r = ublk_examine(c, id, &info);
+	char users[256];
+
+	if (r)
+		return r;
+	ublk_disk_users(id, users, sizeof users);
+	/* Only a live one: with others, the open may wait for a server. */
+	live = info.state == UBLK_S_DEV_LIVE;
+	if (live)
+		claim = ublk_disk_claim(id);
+	/* A dead one has nothing to lose. */
+	in_use = live ? ublk_disk_may_be_used(claim) : users[0] && info.state != UBLK_S_DEV_DEAD;
+	if (live && in_use && claim != -EBUSY && !o->force) {
+		warnx("/dev/ublkb%u: cannot be opened: %s; it may be in use; make it possible to "
+		      "open it, or use --force",
+			id, strerror(-claim));
+		return EXIT_USAGE;
+	}
+	if (in_use && !o->force) {
+		warnx("/dev/ublkb%u: in use%s%s; unmount or release it first, or use --force", id,
+			users[0] ? " by " : "", users);
+		return EXIT_USAGE;
+	}
+	if (live) {
+		pidfd = ublk_process_of_disk(&info);
+		r = write_back(o, in_use, &lost);
+	}
+	if (r == 0) {
+		r = ublk_control_stop(c, id, NULL, NULL);
+		if (claim >= 0)
+			close(claim); /* the kernel waits for it */
+		if (r == 0 || r == -ENODEV)
+			r = ublk_control_delete(c, id);
+		r = r == -ENODEV ? 0 : r;
+		if (r < 0) {
+			warnx("ublk%u: cannot be removed: %s", id, strerror(-r));
+			return EXIT_FAILURE;
+		}
+		ublk_record_remove(id, info.ublksrv_flags);
+		if (!ublk_process_has_ended(pidfd, UBLK_CONTROL_LIMIT * 1000)) {
+			warnx("ublk%u: removed, but its server (process %d) is still writing to "
+			      "its device; the system log will have what comes of it",
+				id, info.ublksrv_pid);
+			return EXIT_FAILURE;
+		}
+		if (ublk_record_take_failure(id, info.ublksrv_flags)) {
+			warnx("ublk%u: removed, but its server could not keep all that was "
+			      "written; see the system log",
+				id);
+			return EXIT_FAILURE;
+		}
+		printf("/dev/ublkb%u: %s%s\n", id,
+			!live  ? "removed; it had no server to write back to"
+			: lost ? "removed"
+			       : "written back and removed",
+			in_use ? " while in use" : "");
+	}
+	return r;
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <err.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <syslog.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "programs/exit_codes.h"
+#include "ublk/show.h"
+#include "ublk/start.h"
+
+#define STEP_MS 20
+
+/* The new server is there, or the old one stays. */
+static void dismiss_keeper(struct ublk_start *start)
+{
+	const unsigned char done = 0;
+
+	if (!start->keeper)
+		return;
+	if (write(start->outcome, &done, 1) != 1)
+		kill(start->keeper, SIGKILL);
+	close(start->outcome);
+	waitpid(start->keeper, NULL, 0);
+	start->keeper = 0;
+}
+
+/* sd_notify(3): a unit of Type=notify has been started. Does nothing for other parents. */
+static void notify_ready(void)
+{
+	static const char message[] = "READY=1";
+	const char *path = getenv("NOTIFY_SOCKET");
+	struct sockaddr_un to = {.sun_family = AF_UNIX};
+	size_t length = path ? strlen(path) : 0;
+	int fd;
+
+	if (length == 0 || length >= sizeof to.sun_path)
+		return;
+	memcpy(to.sun_path, path, length);
+	if (to.sun_path[0] == '@')
+		to.sun_path[0] = 0;
+	length += offsetof(struct sockaddr_un, sun_path);
+	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || sendto(fd, message, sizeof message - 1, MSG_NOSIGNAL, (struct sockaddr *)&to,
+			      (socklen_t)length) < 0)
+		warnx("NOTIFY_SOCKET=%s: %s", path, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+}
+
+/*
+ * Leaves what the disk is served with to those who come after. While users write to the new device,
+ * nobody may find the old one.
+ */
+static int record(void *opaque, uint32_t id)
+{
+	struct ublk_start *start = opaque;
+	int r = ublk_record_write(id, start->cookie, start->directory, start->argv);
+
+	start->recorded = true;
+	start->id = id;
+	if (r < 0 && start->replaces) {
+		warnx(UBLK_RECORD_DIRECTORY "/%u: %s; make it possible to write it", id,
+			strerror(-r));
+		return r;
+	}
+	if (r < 0) {
+		warnx(UBLK_RECORD_DIRECTORY "/%u: %s; the disk cannot be recovered without it", id,
+			strerror(-r));
+		ublk_record_remove(id, start->cookie);
+	}
+	return 0;
+}
+
+static void ready(void *opaque, uint32_t id)
+{
+	struct ublk_start *start = opaque;
+	struct ublksrv_ctrl_dev_info info;
+	unsigned char code = (unsigned char)start->code;
+	int null;
+
+	if (!start->recorded)
+		record(start, id);
+	dismiss_keeper(start);
+	if (start->code)
+		warnx("ublk%u: continues as before", id);
+	if (start->options->json && ublk_control_info(start->control, id, &info) == 0) {
+		ublk_show_disk(&info, true);
+		printf("\n");
+	} else {
+		printf("/dev/ublkb%u\n", id);
+	}
+	fflush(stdout);
+	if (start->report < 0) {
+		notify_ready();
+		return;
+	}
+	null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	if (null >= 0) {
+		dup2(null, STDIN_FILENO);
+		dup2(null, STDOUT_FILENO);
+		dup2(null, STDERR_FILENO);
+		close(null);
+	}
+	if (chdir("/") == 0 && write(start->report, &code, 1) == 1)
+		close(start->report);
+	start->report = -1;
+}
+
+static struct ublk_server_user user_of(struct ublk_start *start)
+{
+	return (struct ublk_server_user){
+		.taking = record, .ready = ready, .opaque = start, .watch = start->watch};
+}
+
+/* After the end of service: a disk that is gone needs no record. code is passed through. */
+static int forget(const struct ublk_start *start, int code)
+{
+	struct ublksrv_ctrl_dev_info info;
+
+	if (start->recorded && ublk_control_info(start->control, start->id, &info) == -ENODEV)
+		ublk_record_remove(start->id, start->cookie);
+	return code;
+}
+
+/*
+ * Goes to the background: returns in the child, with the pipe on which it is to
+ * report. The parent exits with the code that was reported, or with the child's.
+ */
+static int go_to_background(void)
+{
+	unsigned char code;
+	int ends[2], status;
+	pid_t child;
+
+	if (pipe2(ends, O_CLOEXEC) < 0 || (child = fork()) < 0) {
+		warnx("cannot start a process: %s", strerror(errno));
+		exit(EXIT_FAILURE);
+	}
+	if (child == 0) {
+		setsid();
+		close(ends[0]);
+		return ends[1];
+	}
+	close(ends[1]);
+	if (read(ends[0], &code, 1) == 1)
+		_exit(code);
+	if (waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status))
+		_exit(WEXITSTATUS(status));
+	warnx("the server died before the disk was ready");
+	_exit(EXIT_FAILURE);
+}
+
+int ublk_add(const struct ublk_options *o, char *const *argv)
+{
+	struct ublk_control c;
+	struct ublk_start start = {
+		.control = &c, .options = o, .argv = argv, .report = -1, .watch = -1};
+	int r;
+
+	if (!o->foreground)
+		start.report = go_to_background();
+	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
+	r = ublk_open_control(&c);
+	if (r)
+		return r;
+	if (getrandom(&start.cookie, sizeof start.cookie, 0) != sizeof start.cookie) {
+		warnx("cannot get random numbers: %s", strerror(errno));
+		return EXIT_FAILURE;
+	}
+	const struct ublk_server_user user = user_of(&start);
+
+	return forget(&start, ublk_server_add(&c, o->params, &o->server, start.cookie, &user));
+}
+
+/* Serves an existing disk. */
+int ublk_take_over(struct ublk_start *start, const struct ublk_options *o)
+{
+	const struct ublk_server_user user = user_of(start);
+
+	return forget(start, ublk_server_recover(start->control, o->params, &o->server, &user));
+}
+
+/*
+ * Goes to the directory of relative paths. Where it is gone, to one that is gone as well: they lead
+ * nowhere there, and others lead where they did. 0 or negative errno.
+ */
+static int enter(const char *directory)
+{
+	static const char gone[] = UBLK_RECORD_DIRECTORY "/gone";
+	int r = chdir(directory) < 0 ? -errno : 0;
+
+	if (r == -ENOENT && (mkdir(gone, 0700) == 0 || errno == EEXIST)) {
+		r = chdir(gone) < 0 ? -errno : 0;
+		rmdir(gone);
+	}
+	return r;
+}
+
+/* What a disk was served with. An exit code. */
+int ublk_parse_record(const struct ublk_record *record, uint32_t id, struct ublk_options *o)
+{
+	struct params_error error;
+	int r = enter(record->directory);
+
+	if (r < 0) {
+		warnx("%s: %s", record->directory, strerror(-r));
+		return EXIT_USAGE;
+	}
+
+	/* The parser takes the program's name first, and changes the order. */
+	char **argv = calloc((size_t)record->count + 2, sizeof *argv);
+
+	if (!argv)
+		return EXIT_FAILURE;
+	argv[0] = "userblk-ublk";
+	memcpy(argv + 1, record->argv, (size_t)record->count * sizeof *argv);
+	r = ublk_options_parse(record->count + 1, argv, o, &error);
+	free(argv);
+	if (r < 0) {
+		warnx("%s", error.text);
+		return EXIT_USAGE;
+	}
+	o->server.id = id;
+	return 0;
+}
+
+/* Serves a disk with what was recorded. */
+int ublk_serve_record(
+	struct ublk_start *start, const struct ublk_record *record, const struct ublk_options *o)
+{
+	start->directory = record->directory;
+	start->argv = record->argv;
+	return ublk_take_over(start, o);
+}
+
+/* What the driver has of a disk that is to outlive its server. An exit code. */
+int ublk_examine_survivor(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info)
+{
+	int r = ublk_examine(c, id, info);
+
+	if (r)
+		return r;
+	if (!(info->flags & UBLK_F_USER_RECOVERY))
+		warnx("ublk%u: was added with --recovery=none, so that it ends with its server; "
+		      "delete it",
+			id);
+	else if (info->state == UBLK_S_DEV_DEAD)
+		warnx("ublk%u: is dead: its server ended before the disk was added, or after it "
+		      "was removed; delete it",
+			id);
+	else
+		return 0;
+	return EXIT_USAGE;
+}
+
+/* Starts a server for an existing disk. */
+int ublk_begin_server(struct ublk_start *start, struct ublksrv_ctrl_dev_info *info)
+{
+	int r;
+
+	if (!start->options->foreground)
+		start->report = go_to_background();
+	openlog("userblk-ublk", LOG_PID, LOG_DAEMON);
+	r = ublk_open_control(start->control);
+	return r ? r
+		 : ublk_examine_survivor(start->control, (uint32_t)start->options->server.id, info);
+}
+
+int ublk_recover(const struct ublk_options *o)
+{
+	struct ublk_control c;
+	struct ublksrv_ctrl_dev_info info;
+	struct ublk_start start = {.control = &c, .options = o, .report = -1, .watch = -1};
+	struct ublk_record record;
+	struct ublk_options old;
+	int r = ublk_begin_server(&start, &info);
+
+	if (r)
+		return r;
+	/* A server that was killed may be about to go. */
+	for (int waited = 0; info.state == UBLK_S_DEV_LIVE; waited += STEP_MS) {
+		if (waited >= UBLK_PATIENCE_MS) {
+			if (info.ublksrv_pid <= 0)
+				warnx("ublk%u: its server is still ending; try again", info.dev_id);
+			else
+				warnx("ublk%u: has a server (process %d); stop it first, or use "
+				      "replace",
+					info.dev_id, info.ublksrv_pid);
+			return EXIT_USAGE;
+		}
+		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
+		r = ublk_examine_survivor(&c, info.dev_id, &info);
+		if (r)
+			return r;
+	}
+	start.cookie = info.ublksrv_flags;
+	if (ublk_record_read(info.dev_id, start.cookie, &record) < 0) {
+		warnx("ublk%u: its parameters are unknown; use replace or delete", info.dev_id);
+		return EXIT_USAGE;
+	}
+	r = ublk_parse_record(&record, info.dev_id, &old);
+	return r ? r : ublk_serve_record(&start, &record, &old);
+}
