@@ -84,6 +84,32 @@ void scene_end(struct life *l)
 		sim_fail("close", "%s: %s", l->volume->name, strerror(-r));
 }
 
+void scene_ask(struct life *l, const char *request)
+{
+	int r = ask_tool(l, request, "s0");
+
+	if (r)
+		sim_fail("error", "%s s0 fails for no reason: %s", request, strerror(-r));
+}
+
+static void count_object(
+	void *opaque, const char *key, const uint8_t *data, size_t length, bool late)
+{
+	(void)key;
+	(void)data;
+	(void)length;
+	(void)late;
+	++*(unsigned *)opaque;
+}
+
+unsigned scene_objects(const char *prefix)
+{
+	unsigned n = 0;
+
+	store_each(prefix, count_object, &n);
+	return n;
+}
+
 /* ---- memory: what a collection takes besides what there is stays below memory= ---- */
 
 static void tune_memory(struct s3_config *c)
@@ -473,7 +499,7 @@ void scene_run(void)
 	static void (*const scenes[])(void) = {meet_memory, meet_outage, meet_restart,
 		meet_takeover, meet_late_snapshot, meet_unreadable, meet_full_store, meet_reserve,
 		meet_full_open, meet_slow_reserve, meet_limits, meet_late_deletions, meet_new_name,
-		meet_failed_open, meet_slow_end, meet_refused_end};
+		meet_stopped_clone, meet_failed_open, meet_slow_end, meet_refused_end};
 
 	store_serves();
 	sim_calm();

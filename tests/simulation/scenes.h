@@ -34,6 +34,10 @@ int scene_put(struct life *l, uint64_t offset, size_t length);
 void scene_put_all(struct life *l, uint64_t offset, size_t length);
 /* Closes the volume, which must succeed. */
 void scene_end(struct life *l);
+/* A request about the snapshot s0, which must succeed. */
+void scene_ask(struct life *l, const char *request);
+/* How many objects have keys that begin with prefix? */
+unsigned scene_objects(const char *prefix);
 
 /* ---- scenes_writers.c ---- */
 
@@ -42,6 +46,10 @@ void meet_late_snapshot(void);
 void meet_unreadable(void);
 void meet_late_deletions(void);
 void meet_new_name(void);
+
+/* ---- scenes_clones.c ---- */
+
+void meet_stopped_clone(void);
 
 /* ---- scenes_ends.c ---- */
 

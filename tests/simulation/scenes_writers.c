@@ -228,14 +228,6 @@ static void tune_late(struct s3_config *c)
 	c->gc_delay = 0;
 }
 
-static void ask_for(struct life *l, const char *request)
-{
-	int r = ask_tool(l, request, "s0");
-
-	if (r)
-		sim_fail("error", "%s s0 fails for no reason: %s", request, strerror(-r));
-}
-
 void meet_late_deletions(void)
 {
 	unsigned turns = 1 + (unsigned)draw(3);
@@ -251,11 +243,11 @@ void meet_late_deletions(void)
 		for (unsigned i = 0; i < 16; i++)
 			scene_put_all(l, draw(224) * 4 * KIB, (1 + draw(16)) * 4 * KIB);
 		if (turn)
-			ask_for(l, "snapshot-delete");
-		ask_for(l, "snapshot-create");
+			scene_ask(l, "snapshot-delete");
+		scene_ask(l, "snapshot-create");
 		run_gc(l);
-		ask_for(l, "snapshot-delete");
-		ask_for(l, "snapshot-create");
+		scene_ask(l, "snapshot-delete");
+		scene_ask(l, "snapshot-create");
 		scene_end(l);
 	}
 	store_calm();
@@ -312,27 +304,9 @@ static void *remove_late(void *opaque)
 	return NULL;
 }
 
-static void count_object(
-	void *opaque, const char *key, const uint8_t *data, size_t length, bool late)
-{
-	(void)key;
-	(void)data;
-	(void)length;
-	(void)late;
-	++*(unsigned *)opaque;
-}
-
-static unsigned objects_of(const char *prefix)
-{
-	unsigned n = 0;
-
-	store_each(prefix, count_object, &n);
-	return n;
-}
-
 static bool has_super(void)
 {
-	return objects_of("sim/v0/super") > 0;
+	return scene_objects("sim/v0/super") > 0;
 }
 
 /* A block of the new volume is written, or is as it was written. */
@@ -411,7 +385,7 @@ void meet_new_name(void)
 		sim_sleep(SIM_SECOND);
 	/* Until the old one's server has deleted all that it may. */
 	sim_sleep(40 * SIM_SECOND);
-	if (objects_of("sim/v0/log/") < written)
+	if (scene_objects("sim/v0/log/") < written)
 		sim_fail("new name", "objects of the new volume are gone");
 	if (written && has_super()) {
 		struct life *next = scene_newcomer();

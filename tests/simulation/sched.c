@@ -296,7 +296,7 @@ void sim_point(const char *what, const void *object)
 		pick(false);
 		abort();
 	}
-	if (p->steps >= p->pause_at && !calm) {
+	if (p->steps >= p->pause_at && (!calm || p->pause_certain)) {
 		pause_process(p);
 		pick(false);
 		return;

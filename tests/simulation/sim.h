@@ -104,6 +104,7 @@ struct sim_process {
 	uint64_t kill_at;  /* step at which it is killed; SIM_NEVER */
 	uint64_t pause_at; /* and paused */
 	uint64_t pause_ns;
+	bool pause_certain;		/* also where there are no faults */
 	bool crash;			/* the kill is one of the machine */
 	uint64_t memory_limit;		/* bytes of what it has open; 0: none */
 	unsigned running, threads_made; /* threads that have not ended; and ever */
