@@ -33,7 +33,7 @@ from .runner import (
     exit_code,
     mark_done,
     no_space,
-    since_the_beginning,
+    of_session,
     valid_summary,
 )
 from .stopping import another_round
@@ -191,9 +191,9 @@ class Guests:
             if self._environment_seen:
                 return None
             self._environment_seen = True
-            known = [*event["warnings"], *since_the_beginning(self._directory, found), *self._others]
-            event["warnings"] = [*dict.fromkeys(known)]
-            write_json(self._directory / ENVIRONMENT, found | {"warnings": event["warnings"]})
+            found = of_session(self._directory, found, event["warnings"])
+            found["warnings"] = event["warnings"] = [*dict.fromkeys([*found["warnings"], *self._others])]
+            write_json(self._directory / ENVIRONMENT, found)
         if kind == "entry-done":
             directory = self._directory / self._plan.directory(self._plan.entries[event["index"]])
             event["summary"]["campaign"] = self._plan.campaign  # which its guest did not know

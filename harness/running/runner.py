@@ -130,13 +130,19 @@ def no_space(directory: Path, largest_run: int) -> str:
     return f"{directory}: {free >> 20} MiB are free for results, {needed >> 20} are needed; make room and resume"
 
 
-def since_the_beginning(directory: Path, found: Mapping[str, Any]) -> list[str]:
-    """What may have distorted earlier runs, and what is not as it was when the campaign began; a line each."""
+def of_session(directory: Path, found: Mapping[str, Any], warnings: Iterable[str] = ()) -> dict[str, Any]:
+    """
+    environment.json of a campaign in this directory that found this and warns of that: with what may have distorted
+    earlier sessions and what is not as it was in the first one, whose settings stay in `began`.
+    """
     try:
-        first = json.loads((directory / ENVIRONMENT).read_text())
+        last = json.loads((directory / ENVIRONMENT).read_text())
     except (OSError, ValueError):
-        return []
-    return [*dict.fromkeys([*first.get("warnings", []), *differences(_settings(first), _settings(found), IDENTITY)])]
+        return {**found, "warnings": [*dict.fromkeys(warnings)]}
+    now, before = _settings(found), _settings(last)
+    began = last.get("began", {name: before[name] for name in IDENTITY if name in before})
+    lines = [*warnings, *last.get("warnings", []), *differences(began, now, IDENTITY)]
+    return {**found, "began": began, "warnings": [*dict.fromkeys(lines)]}
 
 
 def _settings(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,11 +318,10 @@ class Runner:
         self.environment["userblk"] = environment.source(paths.CHECKOUT) | {"version": __version__}
         if self.port is None:  # the host knows what a sealed guest has
             self.environment["programs"] = environment.programs((paths.CHECKOUT or Path()) / self.plan.build)
-        lines = [*dict.fromkeys([*lines, *since_the_beginning(self.directory, self.environment)])]
-        found = self.environment | {"warnings": lines}
+        found = of_session(self.directory, self.environment, lines)
         if self.port is None:
             write_json(self.directory / ENVIRONMENT, found)
-        self.emit("environment", warnings=lines, **({} if self.port is None else {"found": found}))
+        self.emit("environment", warnings=found["warnings"], **({} if self.port is None else {"found": found}))
 
     def extend_plan(self) -> list[Entry]:
         """Another round of the cells whose intervals are too wide; what was decided for each is kept."""
