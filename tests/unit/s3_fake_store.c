@@ -274,6 +274,20 @@ size_t fake_store_object(const char *end, void *data, size_t room)
 	return length;
 }
 
+bool fake_store_find(const char *part, char *key, size_t room)
+{
+	const struct object *o;
+
+	pthread_mutex_lock(&objects_lock);
+	o = objects;
+	while (o && !strstr(o->key, part))
+		o = o->next;
+	if (o)
+		snprintf(key, room, "%s", o->key);
+	pthread_mutex_unlock(&objects_lock);
+	return o != NULL;
+}
+
 /* ---- objects, under their lock ---------------------------------------------------------- */
 
 static struct object **place(const char *key)

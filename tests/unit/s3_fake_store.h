@@ -54,6 +54,8 @@ void fake_store_ignore(bool if_none_match, bool if_match);
 /* Bytes of an object whose key ends so, SIZE_MAX: there is none; copies up to room of them,
  * but to data NULL. */
 size_t fake_store_object(const char *end, void *data, size_t room);
+/* The key of the first object whose key holds part. False: there is none. */
+bool fake_store_find(const char *part, char *key, size_t room);
 /* Puts an object, or deletes it (data NULL), behind the device's back. */
 void fake_store_set(const char *key, const void *data, size_t length);
 

@@ -8,6 +8,8 @@
 #include <string.h>
 
 #include "backends/s3/admin/verify.h"
+#include "backends/s3/core/volume.h"
+#include "backends/s3/keeper/keeper.h"
 #include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_writers.h"
 
@@ -25,6 +27,11 @@ static void note(void *opaque, const struct s3_damage *damage)
 	found->n++;
 	snprintf(found->key, sizeof found->key, "%s", damage->key);
 	snprintf(found->reason, sizeof found->reason, "%s", damage->reason);
+}
+
+static int delete_snapshot(struct device *d)
+{
+	return s3_snapshot_delete(volume_of(d), "s");
 }
 
 /* What a check finds. */
@@ -72,7 +79,7 @@ static void check_data(struct device *d)
 /* A volume with a full root. Its number in the log. */
 static uint64_t make(struct device *d)
 {
-	create_volume(d, "size=64M");
+	create_volume(d, "size=64M;gc-delay=0");
 	for (unsigned i = 0; i < 4; i++)
 		assert_int_equal(write_block(d, i, i + 1), 0);
 	volume_of(d)->full_wanted = true;
@@ -136,6 +143,77 @@ static void test_a_checkpoint_that_cannot_be_replaced(void **state)
 	crash(&d);
 	open_volume(&d);
 	check_data(&d);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* One that is only marked, in a volume that is closed: the map in memory was whole. */
+static void test_a_checkpoint_that_the_end_replaces(void **state)
+{
+	struct device d;
+	char key[64];
+
+	(void)state;
+	make(&d);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	volume_of(&d)->full_wanted = true;
+	assert_int_equal(write_block(&d, 0, 1), 0);
+	assert_int_equal(try_checkpoint(&d), 0);
+	strcpy(key, part_of(volume_of(&d)->full, "0000"));
+	damage(key, false);
+	fake_store_fail(S3_PUT, "/ckpt/", -EACCES, 1);
+	assert_int_equal(check(&d).n, 1);
+	device_close(&d);
+	open_volume(&d);
+	check_data(&d);
+	assert_int_equal(check(&d).n, 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A full store has no room for a full root: the smaller ones go on. */
+static void test_a_full_store(void **state)
+{
+	struct found found;
+	struct device d;
+	char key[64];
+
+	(void)state;
+	strcpy(key, part_of(make(&d), "0000"));
+	damage(key, false);
+	atomic_store(&volume_of(&d)->refused, -ENOSPC);
+	found = check(&d);
+	assert_is(&found, key, "; the store takes nothing now");
+	assert_false(volume_of(&d)->full_wanted);
+	assert_true(volume_of(&d)->full);
+	atomic_store(&volume_of(&d)->refused, 0);
+	found = check(&d);
+	assert_is(&found, key, "; a new checkpoint does not need it");
+	assert_int_equal(check(&d).n, 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* The open has passed the newest root over, and begun with an older one. */
+static void test_a_root_that_the_open_could_not_use(void **state)
+{
+	struct found found;
+	struct device d;
+	char key[64];
+
+	(void)state;
+	strcpy(key, part_of(make(&d), "root"));
+	device_close(&d);
+	damage(key, false);
+	device_open(&d, &s3_backend, COMMON "readonly=on");
+	found = check(&d);
+	assert_is(&found, key, "missing or damaged");
+	device_close(&d);
+	open_volume(&d);
+	check_data(&d);
+	found = check(&d);
+	assert_is(&found, key, "; a new checkpoint does not need it");
+	assert_int_equal(check(&d).n, 0);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -233,6 +311,98 @@ static void test_a_snapshot(void **state)
 	fake_store_reset();
 }
 
+/* A region of both: the snapshot has lost it for good. */
+static void test_a_region_of_a_snapshot(void **state)
+{
+	struct found found;
+	struct device d;
+	char key[64];
+
+	(void)state;
+	make(&d);
+	assert_int_equal(create_snapshot(&d), 0);
+	strcpy(key, part_of(volume_of(&d)->full, "0000"));
+	if (fake_store_object(key, NULL, 0) == SIZE_MAX)
+		strcpy(key, part_of(volume_of(&d)->regions[0].seq, "0000"));
+	damage(key, false);
+	found = check(&d);
+	assert_is(&found, key, "; a new checkpoint does not need it; and snapshot s");
+	found = check(&d);
+	assert_is(&found, key, "has a wrong checksum");
+	assert_null(strstr(found.reason, "checkpoint"));
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* Its table also has what only an older snapshot held, which is gone. */
+static void test_a_reader_of_a_snapshot(void **state)
+{
+	struct device d, reader;
+
+	(void)state;
+	create_volume(&d, "size=64M;gc-delay=0");
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(write_block(&d, i, 100), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "a"), 0);
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(write_block(&d, i, i + 1), 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "b"), 0);
+	assert_int_equal(s3_snapshot_delete(volume_of(&d), "a"), 0);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	device_open(&reader, &s3_backend, COMMON "snapshot=b");
+	check_data(&reader);
+	assert_int_equal(check(&reader).n, 0);
+	/* When the snapshot itself is deleted, nothing is damaged. */
+	assert_int_equal(s3_snapshot_delete(volume_of(&d), "b"), 0);
+	assert_int_equal(s3_verify(volume_of(&reader),
+				 &(struct s3_verify){.opaque = &(struct found){0}, .damage = note}),
+		-ENOENT);
+	assert_holds(reader.reported.error, "has been deleted since it was opened");
+	device_close(&reader);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A writer deletes a snapshot while a reader opens the volume: the root comes after that. */
+static void test_a_reader_beside_a_deletion(void **state)
+{
+	struct device d, reader;
+	struct job deletion;
+
+	(void)state;
+	make(&d);
+	assert_int_equal(create_snapshot(&d), 0);
+	start_held_job(&deletion, &d, delete_snapshot, S3_PUT, "/root");
+	device_open(&reader, &s3_backend, COMMON "readonly=on");
+	fake_store_release(S3_PUT, NULL);
+	assert_int_equal(end_job(&deletion), 0);
+	assert_int_equal(s3_verify(volume_of(&reader),
+				 &(struct s3_verify){.opaque = &(struct found){0}, .damage = note}),
+		-EBUSY);
+	device_close(&reader);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* It ends before the next root. */
+static void test_a_check_that_is_stopped(void **state)
+{
+	const _Atomic bool stop = true;
+	struct device d;
+	unsigned gets;
+
+	(void)state;
+	make(&d);
+	assert_int_equal(create_snapshot(&d), 0);
+	gets = fake_store_requests(S3_GET, "");
+	assert_int_equal(
+		s3_verify(volume_of(&d), &(struct s3_verify){.damage = note, .stop = &stop}),
+		-ECANCELED);
+	assert_int_equal(fake_store_requests(S3_GET, ""), gets);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* A clone begins with its parent's snapshot, until it has a full root of its own. */
 static void test_a_clone(void **state)
 {
@@ -271,6 +441,13 @@ int main(void)
 		cmocka_unit_test(test_a_reader_changes_nothing),
 		cmocka_unit_test(test_a_light_root),
 		cmocka_unit_test(test_a_snapshot),
+		cmocka_unit_test(test_a_checkpoint_that_the_end_replaces),
+		cmocka_unit_test(test_a_full_store),
+		cmocka_unit_test(test_a_root_that_the_open_could_not_use),
+		cmocka_unit_test(test_a_region_of_a_snapshot),
+		cmocka_unit_test(test_a_reader_of_a_snapshot),
+		cmocka_unit_test(test_a_reader_beside_a_deletion),
+		cmocka_unit_test(test_a_check_that_is_stopped),
 		cmocka_unit_test(test_a_clone),
 	};
 

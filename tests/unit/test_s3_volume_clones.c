@@ -150,6 +150,41 @@ static void test_a_late_clone_takes_nothing_of_others(void **state)
 	fake_store_reset();
 }
 
+/* Until the creation looks, somebody has opened the clone and changed its super object. */
+static void test_a_late_look_at_a_clone_in_use(void **state)
+{
+	struct device a, reader, clone;
+	struct job creation;
+
+	(void)state;
+	for (unsigned marked = 0; marked < 2; marked++) {
+		create_with_a_write(&a);
+		assert_int_equal(create_snapshot(&a), 0);
+		device_open(&reader, &s3_backend, COMMON "readonly=on");
+		fake_store_hold_answers(S3_PUT, "/c/super", false);
+		start_job(&creation, &reader, make_clone);
+		fake_store_wait_held(S3_PUT, "/c/super");
+		fake_store_pass(400);
+		device_open(&clone, &s3_backend,
+			"endpoint=http://127.0.0.1;bucket=abc;uploads=2;memory=64M;volume=c;");
+		assert_int_equal(write_block(&clone, 0, 9), 0);
+		assert_int_equal(s3_volume_resize(volume_of(&clone), 128 << 20), 0);
+		device_close(&clone);
+		if (!marked) {
+			char key[80];
+
+			assert_true(fake_store_find("/v/snap/s/child/", key, sizeof key));
+			fake_store_set(key, NULL, 0);
+		}
+		fake_store_release(S3_PUT, NULL);
+		assert_int_equal(end_job(&creation), marked ? 0 : -EIO);
+		check_clone(9);
+		device_close(&reader);
+		device_close(&a);
+	}
+	fake_store_reset();
+}
+
 /* A volume that has the mark of a clone which was never made. */
 static void mark_without_clone(struct device *a)
 {
@@ -208,6 +243,7 @@ int main(void)
 		cmocka_unit_test(test_a_clone_that_comes_late),
 		cmocka_unit_test(test_a_clone_that_comes_in_time),
 		cmocka_unit_test(test_a_late_clone_takes_nothing_of_others),
+		cmocka_unit_test(test_a_late_look_at_a_clone_in_use),
 		cmocka_unit_test(test_a_volume_whose_clone_was_never_made),
 		cmocka_unit_test(test_a_clone_that_is_made_beside_the_deletion),
 		cmocka_unit_test(test_a_clone_that_is_being_deleted_holds_its_snapshot),

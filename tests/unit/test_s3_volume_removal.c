@@ -239,21 +239,42 @@ static void test_late_deletion_of_a_super_object(void **state)
 	fake_store_hold_answers(S3_LIST, "/v/snap/", false);
 	start_job(&late, &b, delete_volume);
 	fake_store_wait_held(S3_LIST, "/v/snap/");
-	fake_store_hold_answers(S3_GET, "/v/super", false);
+	fake_store_hold_answers(S3_LIST, "/v/deleted", false);
 	fake_store_release(S3_LIST, "/v/snap/");
-	fake_store_wait_held(S3_GET, "/v/super");
+	fake_store_wait_held(S3_LIST, "/v/deleted");
 	assert_int_equal(delete_volume(&c), 0);
 	assert_int_equal(create_again(&a), 0);
 	assert_int_equal(write_block(&a, 0, 2), 0);
 	device_close(&a);
 	length = fake_store_object("/v/super", super, sizeof super);
-	fake_store_release(S3_GET, NULL);
+	fake_store_release(S3_LIST, NULL);
 	assert_int_equal(end_job(&late), -ENOENT);
 	assert_holds(b.reported.error, "another process has deleted it meanwhile");
 	fake_store_set("userblk/v/super", super, length);
 	open_volume(&a);
 	assert_int_equal(device_read(&a, block, BLOCK, 0), 0);
 	assert_int_equal(block[0], 2);
+	device_close(&a);
+	fake_store_reset();
+}
+
+/* One that finds its copy gone, so that it does not know how old marks of clones are, stops. */
+static void test_a_deletion_whose_copy_goes(void **state)
+{
+	struct device a, b;
+	struct job late;
+
+	(void)state;
+	create_with_a_write(&a);
+	device_close(&a);
+	fake_store_hold(S3_LIST, "/v/deleted");
+	start_job(&late, &b, delete_volume);
+	fake_store_wait_held(S3_LIST, "/v/deleted");
+	fake_store_set("userblk/v/deleted", NULL, 0);
+	fake_store_release(S3_LIST, NULL);
+	assert_int_equal(end_job(&late), -EBUSY);
+	assert_holds(b.reported.error, "another process is deleting it");
+	open_volume(&a);
 	device_close(&a);
 	fake_store_reset();
 }
@@ -356,6 +377,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_volume),
 		cmocka_unit_test(test_late_deletion_beside_a_creation),
 		cmocka_unit_test(test_late_deletion_of_a_super_object),
+		cmocka_unit_test(test_a_deletion_whose_copy_goes),
 		cmocka_unit_test(test_deletion_of_the_volume_that_was_seen),
 		cmocka_unit_test(test_deletion_of_what_was_put_back),
 		cmocka_unit_test(test_a_deleted_volume_deletes_nothing),

@@ -96,6 +96,18 @@ static int meet_time(void *opaque, const struct s3_listed *listed, const struct 
 	return 0;
 }
 
+/* Learns the store's time, which is that of the copy. */
+static int learn_time(struct s3_volume *v, struct clones *c)
+{
+	int r = walk(v, "deleted", meet_time, c);
+
+	return r || c->now ? r
+			   : s3_volume_refuse(v, -EBUSY,
+				     "volume=%s: another process is deleting it, or has been; try "
+				     "again",
+				     v->name);
+}
+
 int s3_volume_may_remove(struct s3_volume *v, void *opaque)
 {
 	struct s3_removal *removal = opaque;
@@ -251,7 +263,7 @@ static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 	if (r == 0)
 		r = check_super(v);
 	if (r == 0)
-		r = walk(v, "deleted", meet_time, &i);
+		r = learn_time(v, &i);
 	if (r == 0)
 		r = walk(v, "snap/", meet_clone, &i);
 	if (i.exists)
@@ -286,7 +298,7 @@ static int unmake(struct s3_volume *v, struct s3_removal *removal)
 		r = check_super(v);
 	/* The time of the copy is the store's. */
 	if (r == 0)
-		r = walk(v, "deleted", meet_time, &c);
+		r = learn_time(v, &c);
 	if (r == 0 && (r = walk(v, "snap/", meet_clone, &c)) == -EBUSY)
 		delete_name(v, S3_NAME_DELETED);
 	if (r == 0)

@@ -37,10 +37,10 @@ struct damaged {
 	bool *bad; /* of each block */
 	bool other_size;
 	bool always; /* to be reported although no block that is in use is concerned */
-	bool own;    /* of what the newest root is made of, in which no snapshot has a part */
+	bool own;    /* the newest root needs it */
 	bool reported;
 	char key[S3_KEY_MAX + 1];
-	char reason[96];
+	char reason[192];
 };
 
 struct candidate {
@@ -94,7 +94,8 @@ static int collect(void *opaque, uint32_t slot, const struct s3_object *o)
 	struct run *run = opaque;
 
 	(void)slot;
-	if (o->live == 0 && o->held == 0)
+	/* The table of a snapshot also has what only older ones hold. */
+	if (o->live == 0 && (o->held == 0 || run->v->of_snapshot))
 		return 0;
 	/* Not yet uploaded. */
 	if (!o->origin && !(o->id & S3_GC) && o->id > run->frontier)
@@ -294,15 +295,42 @@ static int verify_part(struct run *run, const struct s3_verify_part *part)
 	return r;
 }
 
-static int lose_root(void *opaque, const char *key, bool own)
+static int lose_root(void *opaque, const char *key, const char *reason, bool own)
 {
 	struct damaged *d = new_damaged(own);
 
 	if (!d)
 		return -ENOMEM;
 	strcpy(d->key, key);
-	snprintf(d->reason, sizeof d->reason, "is missing or damaged");
+	snprintf(d->reason, sizeof d->reason, "%s", reason);
 	return keep(opaque, d);
+}
+
+/* What has been found of a part. NULL: nothing. */
+static struct damaged *find_part(const struct run *run, const struct s3_verify_part *part)
+{
+	char key[S3_KEY_MAX + 1];
+
+	s3_verify_part_key(run->v, part, key);
+	for (size_t i = 0; i < run->n_damaged; i++)
+		if (strcmp(run->damaged[i]->key, key) == 0)
+			return run->damaged[i];
+	return NULL;
+}
+
+static void add_reason(struct damaged *d, const char *text, const char *name)
+{
+	size_t used = strlen(d->reason);
+
+	snprintf(d->reason + used, sizeof d->reason - used, "; %s%s", text, name);
+}
+
+static void need_part_again(void *opaque, const struct s3_verify_part *part, const char *snapshot)
+{
+	struct damaged *d = find_part(opaque, part);
+
+	if (d)
+		add_reason(d, "and snapshot ", snapshot);
 }
 
 /* ---- all of them -------------------------------------------------------------------- */
@@ -433,17 +461,27 @@ static void tell_ranges(struct run *run)
 	}
 }
 
-/* A reader has found damage: 0, or it may be what a writer has deleted since. Reported. */
+/* What a reader has found may be what a writer has deleted since it opened the volume. Reported. */
 static int check_outdated(struct s3_volume *v)
 {
-	int r = v->of_snapshot ? 0 : s3_is_outdated(v);
+	const struct s3_root_snapshot *last =
+		v->n_snapshots ? &v->snapshots[v->n_snapshots - 1] : NULL;
+	uint64_t seq = 0;
+	int r;
 
+	if (v->of_snapshot) {
+		r = s3_snapshot_find_stored(v, last->name, &seq);
+		if (r || seq == last->seq)
+			return r;
+		return s3_volume_refuse(v, -ENOENT,
+			"snapshot=%s: has been deleted since it was opened", last->name);
+	}
+	r = s3_is_outdated(v, v->newest_root);
 	return r <= 0 ? r
 		      : s3_volume_refuse(v, -EBUSY,
 				"volume=%s: a server has changed it since this check began, and "
-				"may "
-				"have deleted what was missing; give control= of that server, or "
-				"stop it, and check again",
+				"may have deleted what was missing; give control= of that server, "
+				"or stop it, and check again",
 				v->name);
 }
 
@@ -455,11 +493,11 @@ static int look_at_all(struct run *run)
 	/* As much again is left for compaction. */
 	uint64_t wanted = WORKERS * run->largest < v->cache_bytes / 4 ? WORKERS * run->largest
 								      : v->cache_bytes / 4;
-	size_t n = 0;
+	size_t n = 0, left = run->n - run->next;
 	int r = 0;
 
 	run->memory = s3_cache_lend(v->cache, wanted);
-	while (r == 0 && n < WORKERS && run->next + n < run->n) {
+	while (r == 0 && n < WORKERS && n < left) {
 		r = pthread_create(&threads[n], NULL, worker, run);
 		n += r == 0;
 	}
@@ -471,6 +509,50 @@ static int look_at_all(struct run *run)
 	return run->result;
 }
 
+/* ---- the maps: a root after the other, so that checkpoints and commands come between --------- */
+
+struct maps {
+	struct run *run;
+	struct s3_verify_parts parts;
+	struct s3_root_snapshot *snapshots;
+	uint32_t n_snapshots;
+	uint32_t next; /* of them */
+};
+
+static bool is_stopped(const struct run *run)
+{
+	return run->verify->stop && atomic_load(run->verify->stop);
+}
+
+/* Looks at the parts that have come. */
+static int look_at_parts(struct maps *m)
+{
+	struct run *run = m->run;
+	size_t objects = run->n, before = run->n_damaged;
+	int r = 0;
+
+	run->next = run->n;
+	for (size_t i = 0; r == 0 && i < m->parts.n; i++) {
+		struct s3_verify_part *part = &m->parts.all[i];
+
+		if (!part->looked)
+			r = enter(
+				run, &(struct candidate){.part = part, .bytes = part->part.bytes});
+	}
+	if (r == 0)
+		r = look_at_all(run);
+	for (size_t i = 0; r == 0 && i < m->parts.n; i++) {
+		struct s3_verify_part *part = &m->parts.all[i];
+
+		if (!part->looked && run->n_damaged > before)
+			part->damaged = find_part(run, part) != NULL;
+		part->looked = true;
+	}
+	run->n = objects;
+	run->next = 0;
+	return r;
+}
+
 /*
  * The map in memory is whole, and becomes a full root that needs nothing of those before it: what
  * cannot be read of them is replaced.
@@ -478,46 +560,87 @@ static int look_at_all(struct run *run)
 static void replace_map(struct run *run)
 {
 	struct s3_volume *v = run->v;
-	int r = s3_check_not_fenced(v);
+	const char *outcome = "the store takes nothing now: check again when it does";
+	int r;
 
-	if (r)
+	if (s3_check_not_fenced(v))
 		return;
-	s3_roots_forget(v);
-	r = s3_checkpoint_with(v, NULL);
-	for (size_t i = 0; i < run->n_damaged; i++) {
-		struct damaged *d = run->damaged[i];
-		size_t used = strlen(d->reason);
-
-		if (d->own)
-			snprintf(d->reason + used, sizeof d->reason - used, "; %s",
-				r ? "the next checkpoint does not need it"
-				  : "a new checkpoint does not need it");
+	/* In a full store such a root would take the room of those that free some. */
+	if (!atomic_load(&v->refused)) {
+		s3_roots_forget(v);
+		r = s3_checkpoint_with(v, NULL);
+		outcome = r ? "the next checkpoint does not need it"
+			    : "a new checkpoint does not need it";
 	}
+	for (size_t i = 0; i < run->n_damaged; i++)
+		if (run->damaged[i]->own)
+			add_reason(run->damaged[i], outcome, "");
 }
 
-/* Checks what the maps are made of. No checkpoint comes or goes meanwhile. */
-static int check_maps(struct s3_volume *v, void *opaque)
+/* The newest root. */
+static int check_own_map(struct s3_volume *v, void *opaque)
 {
-	struct run *run = opaque;
-	struct s3_verify_parts parts = {.lost = lose_root, .opaque = run};
-	size_t objects = run->n;
+	struct maps *m = opaque;
 	bool own = false;
-	int r = s3_verify_parts_collect(v, &parts);
+	int r = s3_verify_own_parts(v, &m->parts);
 
-	run->verify->objects += parts.roots;
-	run->next = run->n;
-	for (size_t i = 0; r == 0 && i < parts.n; i++)
-		r = enter(run, &(struct candidate){
-				       .part = &parts.all[i], .bytes = parts.all[i].part.bytes});
 	if (r == 0)
-		r = look_at_all(run);
-	free(parts.all);
-	run->n = objects;
-	run->next = 0;
-	for (size_t i = 0; i < run->n_damaged; i++)
-		own |= run->damaged[i]->own;
+		r = look_at_parts(m);
+	for (size_t i = 0; i < m->run->n_damaged; i++)
+		own |= m->run->damaged[i]->own;
 	if (r == 0 && own && !v->backend.readonly && atomic_load(&v->failed) == 0)
-		replace_map(run);
+		replace_map(m->run);
+	if (r || !v->n_snapshots)
+		return r;
+	m->snapshots = calloc(v->n_snapshots, sizeof *m->snapshots);
+	if (!m->snapshots)
+		return -ENOMEM;
+	m->n_snapshots = v->n_snapshots;
+	memcpy(m->snapshots, v->snapshots, m->n_snapshots * sizeof *m->snapshots);
+	/* Open as a snapshot it knows those before it, which may have been deleted since. */
+	m->next = v->of_snapshot ? m->n_snapshots - 1 : 0;
+	return 0;
+}
+
+/* The next snapshot, if there still is. */
+static int check_snapshot_map(struct s3_volume *v, void *opaque)
+{
+	struct maps *m = opaque;
+	const struct s3_root_snapshot *snapshot = &m->snapshots[m->next++];
+	bool there = false;
+	int r;
+
+	for (uint32_t i = 0; i < v->n_snapshots; i++)
+		there |= v->snapshots[i].seq == snapshot->seq;
+	if (!there)
+		return 0;
+	r = s3_verify_snapshot_parts(v, &m->parts, snapshot);
+	return r ? r : look_at_parts(m);
+}
+
+/* By the keeper, so that no checkpoint comes or goes meanwhile. A failed volume makes none. */
+static int call(
+	struct s3_volume *v, int (*check)(struct s3_volume *v, void *opaque), struct maps *m)
+{
+	if (is_stopped(m->run))
+		return -ECANCELED;
+	return v->backend.readonly || atomic_load(&v->failed) ? check(v, m)
+							      : s3_keeper_call(v, check, m);
+}
+
+static int check_maps(struct run *run)
+{
+	struct maps m = {
+		.run = run,
+		.parts = {.lost = lose_root, .again = need_part_again, .opaque = run},
+	};
+	int r = call(run->v, check_own_map, &m);
+
+	while (r == 0 && m.next < m.n_snapshots)
+		r = call(run->v, check_snapshot_map, &m);
+	run->verify->objects += m.parts.roots;
+	free(m.snapshots);
+	free(m.parts.all);
 	return r;
 }
 
@@ -533,9 +656,7 @@ int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 	pthread_mutex_unlock(&v->lock);
 	run.result = s3_objects_walk(v->objects, collect, &run);
 	if (run.result == 0)
-		run.result = v->backend.readonly || atomic_load(&v->failed)
-				     ? check_maps(v, &run)
-				     : s3_keeper_call(v, check_maps, &run);
+		run.result = check_maps(&run);
 	if (run.result == 0)
 		look_at_all(&run);
 	/* What another writer has deleted or replaced since it took over is not damaged. */

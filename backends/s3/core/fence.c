@@ -36,7 +36,7 @@ int s3_check_not_deleted(struct s3_volume *v)
 	int r;
 
 	s3_volume_key(v, &name, key);
-	r = s3_super_look(v, key, v->super.uuid);
+	r = s3_super_look(v, key, v->super.uuid, NULL);
 	if (r != -ENOENT && r != -ESTALE)
 		return r;
 	s3_volume_fence(v, "it has been deleted");

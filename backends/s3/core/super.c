@@ -14,7 +14,8 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
 
-int s3_super_look(struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID])
+int s3_super_look(
+	struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID], uint32_t *epoch)
 {
 	struct s3_super super;
 	struct s3_request req;
@@ -30,6 +31,8 @@ int s3_super_look(struct s3_volume *v, const char *key, const uint8_t uuid[S3_UU
 	if (check != S3_GOOD)
 		return check == S3_NO_MEMORY ? -ENOMEM : -EIO;
 	r = memcmp(super.uuid, uuid, S3_UUID) ? -ESTALE : 0;
+	if (epoch)
+		*epoch = super.epoch;
 	s3_super_free(&super);
 	return r;
 }

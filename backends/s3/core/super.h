@@ -11,9 +11,11 @@ struct s3_volume;
 
 /*
  * Is there the super object of the volume with that UUID? 0: it is; -ESTALE: another volume's;
- * -ENOENT: nothing; after other errors, which it does not report, that is not known.
+ * -ENOENT: nothing; after other errors, which it does not report, that is not known. epoch (may be
+ * NULL): of the writer that stored it, 0: it is as it was made.
  */
-int s3_super_look(struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID]);
+int s3_super_look(
+	struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID], uint32_t *epoch);
 
 /*
  * Rewrites the super object, unless another writer took over. change() gets it as it is now, maybe

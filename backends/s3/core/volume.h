@@ -231,6 +231,7 @@ struct s3_volume {
 	struct s3_order *orders, **orders_tail;		  /* for the keeper */
 	struct s3_order *collections, **collections_tail; /* for the collector */
 	/* Ascending by age; changed by the keeper only (before it runs: recovery). */
+	uint64_t newest_root; /* that was in the store at the open, though it may be damaged */
 	struct s3_root_snapshot *snapshots;
 	uint32_t n_snapshots;
 	bool of_snapshot; /* it is open as the last of them, read-only */

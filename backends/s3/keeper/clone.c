@@ -80,22 +80,33 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 /*
  * Did the clone come so long after its marker, since this process or the network had stopped, that
  * a deletion of the snapshot may have found the marker alone and gone on? Then it is taken back,
- * unless the name has been given to another volume since. 0, or negative errno, reported.
+ * unless the name has been given to another volume since, or a writer has the clone already. 0, or
+ * negative errno, reported.
  */
 static int check_in_time(
 	struct s3_volume *parent, const char *marker, const char *key, const uint8_t uuid[S3_UUID])
 {
 	int64_t marked, made;
 	struct s3_request req;
+	uint32_t epoch = 0;
+	bool there;
 	int r = s3_volume_modified(parent, marker, &marked, &req);
 
+	there = r == 0;
 	if (r == 0)
 		r = s3_volume_modified(parent, key, &made, &req);
 	if (r == 0 && made - marked <= CLONE_LATEST)
 		return 0;
 	if (r && r != -ENOENT)
 		return s3_volume_refuse(parent, r, "%s", req.message);
-	r = s3_super_look(parent, key, uuid);
+	r = s3_super_look(parent, key, uuid, &epoch);
+	/* One that a writer has changed is younger than the clone. */
+	if (r == 0 && epoch)
+		return there ? 0
+			     : s3_volume_refuse(parent, -EIO,
+				       "clone: %s lacks its marker, and somebody has opened it; "
+				       "copy what it holds into another volume, and delete it",
+				       key);
 	if (r == 0)
 		r = s3_volume_delete(parent, key, &req);
 	if (r == 0 || r == -ENOENT || r == -ESTALE)
@@ -131,7 +142,7 @@ static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *
 		r = s3_snapshot_put(
 			parent, key, super->data, super->length, NULL, CLONE_DEADLINE, &req);
 		if (r == -EEXIST) {
-			r = s3_super_look(parent, key, uuid);
+			r = s3_super_look(parent, key, uuid, NULL);
 			if (r)
 				r = r == -ESTALE ? -EEXIST : -EIO;
 		}

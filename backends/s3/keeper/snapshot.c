@@ -285,7 +285,7 @@ static bool read_marker(struct s3_volume *v, const char *key, char path[S3_KEY_M
 /* Is there no super object of that UUID in an object? Not in doubt. */
 static bool holds_no_super(struct s3_volume *v, const char *key, const uint8_t uuid[S3_UUID])
 {
-	int r = s3_super_look(v, key, uuid);
+	int r = s3_super_look(v, key, uuid, NULL);
 
 	return r == -ENOENT || r == -ESTALE;
 }

@@ -104,7 +104,7 @@ int s3_volume_create(
 	 * It may be ours, because a reply was lost. If somebody else created it meanwhile, it is as
 	 * good; what it is like is looked at.
 	 */
-	if (r == -EEXIST && (!c->exclusive || s3_super_look(v, super_key, super.uuid) == 0))
+	if (r == -EEXIST && (!c->exclusive || s3_super_look(v, super_key, super.uuid, NULL) == 0))
 		r = 0;
 	return r ? s3_volume_refuse(v, r, "%s", req.message) : 0;
 }

@@ -38,7 +38,7 @@ static int look_at_super(struct s3_volume *v)
 	char key[S3_KEY_MAX + 1];
 
 	s3_volume_key(v, &name, key);
-	return s3_super_look(v, key, v->super.uuid);
+	return s3_super_look(v, key, v->super.uuid, NULL);
 }
 
 /* ---- the fence -------------------------------------------------------------------- */

@@ -24,10 +24,10 @@ int s3_recover(struct s3_volume *v, bool readonly, uint64_t *found);
 /* The same with what a snapshot holds, to be read only. */
 int s3_recover_snapshot(struct s3_volume *v, const char *name);
 /*
- * Has a writer stored a checkpoint of a log that is longer than what the volume knows, so that it
- * may have deleted objects that this needs? 1: yes; errors are reported.
+ * Has a writer stored a root behind that one, so that it may have deleted what was before it? 1:
+ * yes; errors are reported.
  */
-int s3_is_outdated(struct s3_volume *v);
+int s3_is_outdated(struct s3_volume *v, uint64_t since);
 /*
  * Which snapshot of that name is it that the newest root in the store knows, or has not yet come
  * to? 0 in seq: none. 0 or negative errno, reported.

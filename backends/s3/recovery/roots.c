@@ -71,15 +71,14 @@ int s3_recovery_list_roots(struct s3_volume *v, struct s3_roots *roots)
 	return r;
 }
 
-int s3_is_outdated(struct s3_volume *v)
+int s3_is_outdated(struct s3_volume *v, uint64_t since)
 {
 	struct s3_roots roots = {.v = v};
 	int r = s3_recovery_list_roots(v, &roots), there = S3_FOREIGN_ROOT;
 
 	/* Newest first. It may be that of a root that is yet to come: its writer is at work. */
 	for (size_t i = 0;
-		r == 0 && there == S3_FOREIGN_ROOT && i < roots.n && roots.seqs[i] > v->applied;
-		i++) {
+		r == 0 && there == S3_FOREIGN_ROOT && i < roots.n && roots.seqs[i] > since; i++) {
 		there = s3_recovery_root_is_there(v, roots.seqs[i]);
 		r = there < 0 ? there : there != S3_FOREIGN_ROOT;
 	}
@@ -542,7 +541,7 @@ int s3_recovery_load_newest_root(struct s3_volume *v, struct s3_recovery *p)
 	}
 	if (r == 0 || r == 1)
 		r = load_beginning(v);
-	p->newest_root = newest;
+	p->newest_root = v->newest_root = newest;
 	p->foreign_root = foreign;
 	free(roots.seqs);
 	return r < 0 ? r : 0;
