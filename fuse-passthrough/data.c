@@ -19,6 +19,11 @@
 
 /* The most that a request copies block by block. */
 #define COPY_SIZE (8 << 20)
+/* How long no part of a write is counted until the next one counts as missing. */
+#define PART_USEC 100000
+/* The most that one waits for others, since a user may keep that up. */
+#define PARTS_USEC     10000000
+#define PART_STEP_USEC 100
 /* Clones begin and end at blocks; no file system has larger ones. */
 #define CLONE_ALIGNMENT (64 << 10)
 
@@ -249,13 +254,49 @@ static bool write_kills_setid(fuse_req_t req, const struct fuse_file_info *fi)
 	return !fi->writepage && !keeps_setid(req);
 }
 
+/*
+ * Waits until the parts of a long append before this one are in the file: the kernel sends all of
+ * an asynchronous one at once. They have been taken before, so that this waits for threads that do
+ * not wait for it. What the kernel's cache has before offset, or a part that failed, does not come.
+ */
+static void begin_part(struct inode *inode, int fd, off_t offset)
+{
+	int waited = 0, idle = 0;
+	struct stat st;
+	off_t end = 0;
+
+	while (idle < PART_USEC && waited < PARTS_USEC && fstat(fd, &st) == 0 &&
+		st.st_size < offset) {
+		usleep(PART_STEP_USEC);
+		waited += PART_STEP_USEC;
+		idle += PART_STEP_USEC;
+		/* The next one needs a moment to see that it may go on. */
+		if (st.st_size != end || atomic_load(&inode->appending) > 0)
+			idle = 0;
+		end = st.st_size;
+	}
+	atomic_fetch_add(&inode->appending, 1);
+}
+
+static void end_part(struct inode *inode)
+{
+	atomic_fetch_sub(&inode->appending, 1);
+}
+
 void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
 	struct fuse_file_info *fi)
 {
+	struct inode *inode = inode_of(ino);
 	size_t size = fuse_buf_size(in);
-	int fd = write_fd(inode_of(ino), fi, offset), rwf = session_write_flags(fi);
-	struct written done = {.error = fd == -1 ? -EPERM : 0};
+	int rwf = session_write_flags(fi), fd;
+	bool part = appends_twice(fi);
+	struct written done = {0};
 
+	if (part)
+		begin_part(inode, file_fd(fi), offset);
+	fd = write_fd(inode, fi, offset);
+	if (fd == -1)
+		done.error = -EPERM;
 	caller_keep_setid();
 	if (done.error == 0 && write_kills_setid(req, fi))
 		done.error = clear_setid(req, fd);
@@ -266,6 +307,8 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 		done = write_copy(fd, in, size, offset, rwf);
 	else if (done.error == 0)
 		done = write_plain(fd, in, size, offset);
+	if (part)
+		end_part(inode);
 	/* A caller writes the rest itself. The kernel does not, whose cached pages these may be. */
 	if (done.error && (done.length == 0 || fi->writepage))
 		session_reply_error(req, -done.error);

@@ -94,6 +94,11 @@ bool appends(const struct fuse_file_info *fi)
 	return (fi->flags & O_APPEND) && !fi->writepage && !session.writeback;
 }
 
+bool appends_twice(const struct fuse_file_info *fi)
+{
+	return only_appends(fi) && (fi->flags & O_APPEND) && !fi->writepage && session.writeback;
+}
+
 /* -1: none. */
 static void close_files(int fd, int other_fd)
 {

@@ -36,6 +36,7 @@ struct inode {
 	atomic_bool used;	    /* since the search for victims came by */
 	atomic_uint writers;	    /* open files through which the kernel's cache gets new data */
 	atomic_int plain_fd;	    /* descriptor + 1 of one of them, see file.c; 0: none */
+	atomic_uint appending;	    /* requests that write to its end, see data.c */
 	atomic_uchar names;	    /* of a directory: enum names in passthrough.h */
 	atomic_bool mapped;	    /* perhaps, since it may be so that stores are not seen here */
 	uint32_t opens;		    /* open files, under inode_lock() */

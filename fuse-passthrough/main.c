@@ -361,6 +361,7 @@ int main(int argc, char *argv[])
 	struct session_program program = {.negotiate = negotiate,
 		.tell = tell,
 		.files = &files,
+		.finds_end = true,
 		.each_written = each_written};
 	int status = EXIT_USAGE;
 	unsigned long type;

@@ -127,6 +127,12 @@ bool only_appends(const struct fuse_file_info *fi);
 /* The one to write by, for the write fi to inode. -1: none could put it where it belongs. */
 int write_fd(struct inode *inode, const struct fuse_file_info *fi, off_t offset);
 
+/*
+ * Whether the kernel has found the end for a write, but the descriptor finds it again: a file that
+ * may only grow, with write-back.
+ */
+bool appends_twice(const struct fuse_file_info *fi);
+
 /* Whether a write goes to the end of the file, wherever that is by now, and not to its offset. */
 bool appends(const struct fuse_file_info *fi);
 

@@ -154,6 +154,8 @@ static void session_init(void *data, struct fuse_conn_info *conn)
 	do_not_want(conn, FUSE_CAP_ATOMIC_O_TRUNC);
 	granted.wrote_back = session.writeback;
 	session.writeback = session.writeback && session_want(conn, FUSE_CAP_WRITEBACK_CACHE);
+	if (served->finds_end && !session.writeback)
+		do_not_want(conn, FUSE_CAP_ASYNC_DIO);
 #if HAVE_OWN_RINGS
 	/* Otherwise the kernel keeps all but 12 of those that nobody waits for to itself. */
 	if (session.own_rings)

@@ -29,6 +29,12 @@ struct session_program {
 	int (*tell)(char *text, size_t size);
 	const struct rings_files *files; /* NULL: rings do no file I/O */
 	/*
+	 * Without write-back, it finds the end of the file by itself for each request that appends.
+	 * So the kernel must not send the parts of a long write at once, which it does of direct
+	 * I/O.
+	 */
+	bool finds_end;
+	/*
 	 * Calls visit for each file of which the kernel's cache may hold what was written, while
 	 * requests are served. Meanwhile, a lookup for which session_looks_up() finds that file.
 	 * NULL: there is none. False: out of memory, so that some may be left out.

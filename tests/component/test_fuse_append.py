@@ -14,11 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fuse_mount import Mount, aligned, direct
+from fuse_mount import Mount, aligned, asynchronous_write, direct, traced
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
 RWF_NOAPPEND = 0x20
+PAGE = 4096
 
 
 def test_appends_of_several_processes_all_arrive(fuse: Mount) -> None:
@@ -119,6 +120,65 @@ def test_append_of_direct_io(fuse: Mount) -> None:
     finally:
         os.close(descriptor)
     assert (fuse.source / "file").read_bytes() == b"a" * 8192 + b"b" * 8192
+
+
+def synchronous_write(descriptor: int, memory: mmap.mmap) -> int:
+    return os.writev(descriptor, [memory])
+
+
+WRITES = {"write": synchronous_write, "io_submit": asynchronous_write}
+
+
+def append_pages(mount: Mount, write: Callable[[int, mmap.mmap], int], pages: int) -> None:
+    """Appends so many at once, each with its number, again and again: a part must not overtake another one."""
+    path, total = mount.point / "log", 10 * pages
+    descriptor = direct(path, os.O_APPEND | os.O_CREAT)
+    try:
+        for first in range(0, total, pages):
+            numbers = range(first, first + pages)
+            with aligned(b"".join(number.to_bytes(PAGE, "little") for number in numbers)) as memory:
+                assert write(descriptor, memory) == len(memory)
+    finally:
+        os.close(descriptor)
+    data = (mount.source / "log").read_bytes()
+    assert len(data) == total * PAGE
+    misplaced = [
+        page for page in range(total) if int.from_bytes(data[page * PAGE : (page + 1) * PAGE], "little") != page
+    ]
+    assert not misplaced, f"{len(misplaced)} pages from {misplaced[0]} on"
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_the_parts_of_a_long_append_stay_in_order(write: str, fuse: Mount) -> None:
+    """The kernel cuts at max-write."""
+    append_pages(fuse, WRITES[write], 1024)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_small_parts_of_an_append_stay_in_order(write: str, fuse_start: FuseStart) -> None:
+    append_pages(fuse_start("--no-writeback", "--nosplice", "--max-write=4096"), WRITES[write], 256)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_the_parts_of_a_long_append_to_a_file_that_can_only_grow(write: str, fuse: Mount) -> None:
+    path = fuse.source / "log"
+    path.touch()
+    checked(["chattr", "+a", str(path)])
+    try:
+        append_pages(fuse, WRITES[write], 1024)
+    finally:
+        checked(["chattr", "-a", str(path)])
+
+
+def test_parts_wait_for_slow_ones(fuse_start: FuseStart) -> None:
+    mount = fuse_start("--nosplice", wrapper=traced("pwrite64,pwritev2", "delay_enter=60000"))
+    path = mount.source / "log"
+    path.touch()
+    checked(["chattr", "+a", str(path)])
+    try:
+        append_pages(mount, asynchronous_write, 1024)
+    finally:
+        checked(["chattr", "-a", str(path)])
 
 
 def test_file_that_can_only_grow(fuse: Mount) -> None:
