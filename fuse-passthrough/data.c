@@ -419,15 +419,16 @@ void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 {
 	/* The answer has 32 bits. */
 	size_t most = len < INT_MAX ? len : INT_MAX & ~(CLONE_ALIGNMENT - 1);
-	ssize_t result;
+	int out = range_fd(fi_out);
+	ssize_t result = out == -1 ? -EPERM : 0;
 
 	(void)ino_in;
 	(void)ino_out;
 	caller_keep_setid();
-	result = fs.killpriv_v2 && !keeps_setid(req) ? clear_setid(req, file_fd(fi_out)) : 0;
+	if (result == 0 && fs.killpriv_v2 && !keeps_setid(req))
+		result = clear_setid(req, out);
 	if (result == 0) {
-		result = copy_part(
-			file_fd(fi_in), off_in, file_fd(fi_out), off_out, most, (unsigned)flags);
+		result = copy_part(file_fd(fi_in), off_in, out, off_out, most, (unsigned)flags);
 		result = result == -1 ? -errno : result;
 	}
 	if (result < 0)

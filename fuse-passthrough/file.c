@@ -62,6 +62,11 @@ static int without_append(int fd)
 	return flags == -1 || fcntl(fd, F_SETFL, flags & ~O_APPEND) == -1 ? -1 : fd;
 }
 
+int range_fd(const struct fuse_file_info *fi)
+{
+	return only_appends(fi) ? without_append(file_fd(fi)) : file_fd(fi);
+}
+
 /*
  * A file that may only grow by now has perhaps been opened before, and what the cache holds belongs
  * at the offset that the kernel says. So does what is appended with write-back. A write to a place
@@ -77,7 +82,7 @@ int write_fd(struct inode *inode, const struct fuse_file_info *fi, off_t offset)
 	if (!only_appends(fi))
 		return data_fd(fi);
 	if (fi->writepage)
-		return plain_fd;
+		return plain_fd != -1 ? plain_fd : without_append(file_fd(fi));
 	if (plain_fd != -1 && session.writeback && (fi->flags & O_APPEND) &&
 		fstat(plain_fd, &st) == 0 && offset >= st.st_size)
 		return plain_fd;

@@ -124,6 +124,9 @@ int data_fd(const struct fuse_file_info *fi);
  */
 bool only_appends(const struct fuse_file_info *fi);
 
+/* The one to copy to: it puts data where they shall be. -1: the file may still only grow. */
+int range_fd(const struct fuse_file_info *fi);
+
 /* The one to write by, for the write fi to inode. -1: none could put it where it belongs. */
 int write_fd(struct inode *inode, const struct fuse_file_info *fi, off_t offset);
 

@@ -9,12 +9,12 @@ import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from fuse_mount import Mount, aligned, asynchronous_write, direct, traced
+from fuse_mount import LIBFUSE, Mount, aligned, asynchronous_write, direct, traced
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 
 FuseStart = Callable[..., Mount]
@@ -306,3 +306,44 @@ def test_a_file_that_can_change_again(flags: int, fuse: Mount) -> None:
             run(["chattr", "-a", str(path)])
         assert path.read_bytes() == b"".join(letter * 4096 for letter in (b"C", b"A", b"B", b"D"))
         assert (fuse.source / top.name).read_bytes() == path.read_bytes()
+
+
+@contextmanager
+def opened_while_it_could_only_grow(path: Path) -> Iterator[int]:
+    """A descriptor to read and append, of a file of two pages of A that can change again."""
+    path.write_bytes(b"A" * 2 * PAGE)
+    checked(["chattr", "+a", str(path)])
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        try:
+            checked(["chattr", "-a", str(path)])
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    finally:
+        run(["chattr", "-a", str(path)])
+
+
+def test_a_mapping_of_a_file_that_can_change_again(fuse: Mount) -> None:
+    """What is stored arrives also if nobody syncs it, and appends go to the end after that."""
+    with opened_while_it_could_only_grow(fuse.point / "log") as descriptor:
+        if LIBFUSE < (3, 17):
+            with pytest.raises(OSError, match="No such device"):
+                mmap.mmap(descriptor, 2 * PAGE)
+            return
+        with mmap.mmap(descriptor, 2 * PAGE) as mapped:
+            mapped[PAGE : PAGE + 1] = b"B"
+        os.fsync(descriptor)
+        os.write(descriptor, b"C")
+    assert (fuse.source / "log").read_bytes() == b"A" * PAGE + b"B" + b"A" * (PAGE - 1) + b"C"
+
+
+def test_a_copy_to_a_file_that_can_change_again(fuse: Mount) -> None:
+    """As soon as fcntl(2) has allowed it."""
+    (fuse.point / "other").write_bytes(b"B" * PAGE)
+    with opened_while_it_could_only_grow(fuse.point / "log") as descriptor, (fuse.point / "other").open("rb") as other:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.copy_file_range(other.fileno(), descriptor, PAGE, 0, 0)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_RDWR)
+        assert os.copy_file_range(other.fileno(), descriptor, PAGE, 0, 0) == PAGE
+    assert (fuse.source / "log").read_bytes() == b"B" * PAGE + b"A" * PAGE
