@@ -62,6 +62,7 @@ static struct {
 
 static struct inode root;
 static int root_fd = -1;
+static int watcher = -1; /* inotify, with NUMBERS_SHARED; used under the lock of all inodes */
 static bool have_handles;
 static enum numbers numbers;
 static atomic_uint_fast64_t last_generation;
@@ -331,6 +332,11 @@ int inodes_init(int fd, size_t max_fds, const struct inodes_source *source)
 	int test;
 
 	numbers = source->numbers;
+	if (numbers == NUMBERS_SHARED) {
+		watcher = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+		if (watcher == -1)
+			return -errno;
+	}
 	for (size_t i = 0; i < STRIPES; i++) {
 		pthread_mutex_init(&stripes[i].lock, NULL);
 		stripes[i].bucket_count = FIRST_BUCKETS;
@@ -390,6 +396,9 @@ void inodes_destroy(void)
 	}
 	free(open_fds.inodes);
 	open_fds.inodes = NULL;
+	if (watcher != -1)
+		close(watcher);
+	watcher = -1;
 }
 
 bool inodes_have_handles(void)
@@ -478,28 +487,49 @@ static bool has_handle(int fd, const struct file_handle *handle)
 	return same;
 }
 
-/*
- * Whether two open descriptors are one inode of the kernel, which watches each only once. If it
- * watches none, as what the daemon may not read, they are taken for one.
- */
-static bool are_same_inode(int fd, int other_fd)
+/* Watches fd: a number, the same one for an inode that is watched already; or a negative errno. */
+static int watch(int fd)
 {
-	int notify = inotify_init1(IN_CLOEXEC), watch, other;
+	int result = inotify_add_watch(watcher, fd_path(fd).path, IN_DELETE_SELF);
 
-	if (notify == -1)
-		return true;
-	watch = inotify_add_watch(notify, fd_path(fd).path, IN_DELETE_SELF);
-	other = inotify_add_watch(notify, fd_path(other_fd).path, IN_DELETE_SELF);
-	close(notify);
-	return watch == other || watch == -1 || other == -1;
+	return result == -1 ? -errno : result;
 }
 
-/* Whether two open descriptors with equal numbers are one file. */
-static bool are_same_file(int fd, int other_fd)
+/* Takes watches away, and what they have said. */
+static void unwatch(int first, int second)
+{
+	char events[4096];
+
+	if (first >= 0)
+		inotify_rm_watch(watcher, first);
+	if (second >= 0 && second != first)
+		inotify_rm_watch(watcher, second);
+	while (read(watcher, events, sizeof(events)) > 0)
+		continue;
+}
+
+/*
+ * Whether two open descriptors are one inode of the kernel, which watches each only once: 1 or 0,
+ * or a negative errno. What the daemon may not read is not watched, and they are taken for one. The
+ * lock of all inodes is held, so nothing here may wait: closing an inotify instance would.
+ */
+static int are_same_inode(int fd, int other_fd)
+{
+	int first = watch(fd);
+	int second = first < 0 ? first : watch(other_fd);
+
+	unwatch(first, second);
+	if (second < 0)
+		return second == -EACCES ? 1 : second;
+	return first == second;
+}
+
+/* Whether two open descriptors with equal numbers are one file: 1 or 0, or a negative errno. */
+static int are_same_file(int fd, int other_fd)
 {
 	struct file_handle *handle;
 	struct stat st;
-	bool same;
+	int same;
 
 	switch (numbers) {
 	case NUMBERS_RECYCLED:
@@ -509,24 +539,26 @@ static bool are_same_file(int fd, int other_fd)
 		return same;
 	case NUMBERS_SHARED:
 		/* By hard links only. */
-		return fstat(fd, &st) == -1 || st.st_nlink < 2 || S_ISDIR(st.st_mode) ||
-		       are_same_inode(fd, other_fd);
+		if (fstat(fd, &st) == -1)
+			return -errno;
+		return st.st_nlink < 2 || S_ISDIR(st.st_mode) ? 1 : are_same_inode(fd, other_fd);
 	default:
-		return true;
+		return 1;
 	}
 }
 
 /*
- * Whether the known inode, which has the numbers of the file that is open as fd, is that file; it
- * then has a descriptor with one more user, and fd is closed or its own.
+ * Whether the known inode, which has the numbers of the file that is open as fd, is that file: 1 or
+ * 0, or a negative errno. If it is, it has a descriptor with one more user, and fd is closed or its
+ * own.
  */
-static bool is_same_file(struct inode *inode, int fd)
+static int is_same_file(struct inode *inode, int fd)
 {
-	bool same;
+	int same;
 
 	if (pin(inode)) {
 		same = are_same_file(fd, fd_in(atomic_load(&inode->fd)));
-		if (same)
+		if (same > 0)
 			close(fd);
 		else
 			unpin(inode);
@@ -542,16 +574,22 @@ int inode_learn(int fd, const struct stat *st, struct inode **result)
 {
 	struct stripe *stripe = stripe_of(st->st_dev, st->st_ino);
 	struct inode *inode;
+	int same = 0;
 
 	pthread_mutex_lock(&stripe->lock);
 	inode = find(stripe, st->st_dev, st->st_ino);
-	while (inode && !is_same_file(inode, fd)) {
+	while (inode && (same = is_same_file(inode, fd)) == 0) {
 		struct inode *other = inode;
 
 		inode = find_in(inode->next, st->st_dev, st->st_ino);
 		/* The source recycled the number. The kernel may still hold the dead one. */
 		if (numbers != NUMBERS_SHARED)
 			leave(stripe, other);
+	}
+	if (same < 0) {
+		pthread_mutex_unlock(&stripe->lock);
+		close(fd);
+		return same;
 	}
 	if (inode) {
 		inode->lookups++;

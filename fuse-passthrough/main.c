@@ -223,7 +223,9 @@ static bool open_directories(unsigned long *type)
 	source = source_of(*type);
 	/* Half for inodes, half for open files. */
 	result = inodes_init(fd, raise_open_files() / 2, &source);
-	if (result < 0)
+	if (result == -EMFILE)
+		session_warn("%s: no inotify; raise fs.inotify.max_user_instances", options.source);
+	else if (result < 0)
 		session_warn("%s: %s", options.source, strerror(-result));
 	return result == 0;
 }

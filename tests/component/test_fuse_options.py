@@ -261,27 +261,36 @@ def test_passthrough_over_overlayfs(option: str, fuse_source: Path) -> None:
             mount.kill()
 
 
-@pytest.fixture
-def over_links(request: pytest.FixtureRequest, fuse_source: Path) -> Iterator[Mount]:
-    """
-    Mounted over an overlayfs that makes two files of the hard links first and second when one is changed; and with
-    another file.
-    """
-    mode = getattr(request, "param", "default")
-    if reason := lacking_for_mode(mode):
-        pytest.skip(reason)
+@contextmanager
+def links(fuse_source: Path) -> Iterator[Path]:
+    """An overlayfs that makes two files of the hard links first and second when one is changed; with another file."""
     (fuse_source / "first").write_bytes(b"old")
     (fuse_source / "other").touch()
     os.link(fuse_source / "first", fuse_source / "second")
-    with overlay(fuse_source, fuse_source.with_name("space"), "index=off") as below, rings_enabled():
-        mount = start(below, fuse_source.with_name("mount"), *MODES[mode])
-        try:
-            for name in ("first", "second"):
-                assert (mount.point / name).read_bytes() == b"old"
-            yield mount
-            mount.unmount()
-        finally:
-            mount.kill()
+    with overlay(fuse_source, fuse_source.with_name("space"), "index=off") as below:
+        yield below
+
+
+@contextmanager
+def over(below: Path, fuse_source: Path, *options: str, wrapper: tuple[str, ...] = ()) -> Iterator[Mount]:
+    mount = start(below, fuse_source.with_name("mount"), *options, wrapper=wrapper)
+    try:
+        yield mount
+        mount.unmount()
+    finally:
+        mount.kill()
+
+
+@pytest.fixture
+def over_links(request: pytest.FixtureRequest, fuse_source: Path) -> Iterator[Mount]:
+    """Mounted over such links, both of which the kernel knows."""
+    mode = getattr(request, "param", "default")
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    with links(fuse_source) as below, rings_enabled(), over(below, fuse_source, *MODES[mode]) as mount:
+        for name in ("first", "second"):
+            assert (mount.point / name).read_bytes() == b"old"
+        yield mount
 
 
 @pytest.mark.parametrize("over_links", MODES, indirect=True)
@@ -325,6 +334,37 @@ def test_a_file_that_goes_to_the_upper_layer_stays_one_file(change: str, over_li
             fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with (over_links.point / "second").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_links_that_cannot_be_told_apart_are_not_found(fuse_source: Path) -> None:
+    """Taken for one, a write to one would be in the other."""
+    wrapper = traced("inotify_add_watch", "error=ENOSPC")
+    with links(fuse_source) as below, over(below, fuse_source, wrapper=wrapper) as mount:
+        assert (mount.point / "first").read_bytes() == b"old"
+        assert stat_errno(mount.point / "second") == errno.ENOSPC
+        (mount.point / "first").write_bytes(b"new")
+        assert (mount.point / "second").read_bytes() == b"old"
+
+
+def test_without_inotify_nothing_is_mounted_over_overlayfs(fuse_source: Path) -> None:
+    wrapper = traced("inotify_init1", "error=EMFILE")
+    with links(fuse_source) as below:
+        result = run([*wrapper, str(PROGRAM), str(below), str(fuse_source.with_name("mount"))])
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr == f"userblk-passthrough: {below}: no inotify; raise fs.inotify.max_user_instances\n"
+
+
+def test_many_lookups_of_links_leave_nothing_in_inotify(fuse_source: Path) -> None:
+    with links(fuse_source) as below, over(below, fuse_source, "--nocache") as mount:
+        for _ in range(200):
+            (mount.point / "first").stat()
+            (mount.point / "second").stat()
+        (watcher,) = [
+            file.name
+            for file in Path(f"/proc/{mount.process.pid}/fd").iterdir()
+            if os.readlink(file) == "anon_inode:inotify"
+        ]
+        assert "inotify wd" not in Path(f"/proc/{mount.process.pid}/fdinfo/{watcher}").read_text()
 
 
 @pytest.mark.parametrize("mode", ["passthrough", "io-uring", "io-uring+passthrough"])
