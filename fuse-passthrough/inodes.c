@@ -570,14 +570,17 @@ static int is_same_file(struct inode *inode, int fd)
 	return same;
 }
 
-int inode_learn(int fd, const struct stat *st, struct inode **result)
+int inode_learn(int fd, struct stat *st, struct inode **result)
 {
 	struct stripe *stripe = stripe_of(st->st_dev, st->st_ino);
 	struct inode *inode;
 	int same = 0;
 
 	pthread_mutex_lock(&stripe->lock);
-	inode = find(stripe, st->st_dev, st->st_ino);
+	/* The file may have got another number since, by which the inode is found now. */
+	if (numbers == NUMBERS_SHARED && fstat(fd, st) == -1)
+		same = -errno;
+	inode = same < 0 ? NULL : find(stripe, st->st_dev, st->st_ino);
 	while (inode && (same = is_same_file(inode, fd)) == 0) {
 		struct inode *other = inode;
 

@@ -96,9 +96,10 @@ bool inodes_change_numbers(void);
 
 /*
  * The inode for fd, an O_PATH descriptor taken over whatever happens, whose
- * attributes are st; counts one lookup. Returns 0 or a negative errno.
+ * attributes are st, which are read again if they may change; counts one lookup. Returns 0 or a
+ * negative errno.
  */
-int inode_learn(int fd, const struct stat *st, struct inode **result);
+int inode_learn(int fd, struct stat *st, struct inode **result);
 
 /*
  * Device and inode number of name below dir_fd; false: there is none. What is mounted on it is not

@@ -11,7 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from select import select
@@ -365,6 +367,24 @@ def test_many_lookups_of_links_leave_nothing_in_inotify(fuse_source: Path) -> No
             if os.readlink(file) == "anon_inode:inotify"
         ]
         assert "inotify wd" not in Path(f"/proc/{mount.process.pid}/fdinfo/{watcher}").read_text()
+
+
+def test_a_lookup_beside_a_change_of_the_number_finds_the_same_file(fuse_source: Path) -> None:
+    """It sees the old number, and goes on late, when the change has ended."""
+    with links(fuse_source) as below:
+        wrapper = traced("%fstat", "delay_exit=300000", str(below / "first"))
+        number = (below / "first").stat().st_ino
+        with over(below, fuse_source, wrapper=wrapper) as mount, ThreadPoolExecutor() as pool:
+            path = mount.point / "first"
+            with path.open() as before:
+                fcntl.flock(before, fcntl.LOCK_EX)
+                listed = pool.submit(os.listdir, mount.point)
+                time.sleep(0.1)
+                os.setxattr(before.fileno(), "user.name", b"value")
+                listed.result()
+                assert (below / "first").stat().st_ino != number, "it is where it was: this tests nothing"
+                with path.open() as after, pytest.raises(BlockingIOError):
+                    fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.parametrize("mode", ["passthrough", "io-uring", "io-uring+passthrough"])
