@@ -55,7 +55,7 @@ int main(int argc, char **argv)
 	}
 	r = ublk_open_control(&c);
 	if (r)
-		return r;
+		return o.command == UBLK_COMMAND_STOP ? UBLK_STOP_FAILED : r;
 	if (o.command == UBLK_COMMAND_LIST)
 		r = ublk_show_list(&c, o.json);
 	else if (o.command == UBLK_COMMAND_INFO)

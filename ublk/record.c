@@ -178,7 +178,7 @@ void ublk_record_leave_failure(uint32_t id, uint64_t cookie)
 	int length = snprintf(text, sizeof text, "%016" PRIx64, cookie);
 
 	path_of(id, ".failed", path);
-	path_of(id, ".new", temporary);
+	path_of(id, ".failed.new", temporary); /* not that of a record */
 	replace_file(path, temporary, text, (size_t)length);
 }
 

@@ -15,6 +15,7 @@
 #include "ublk/record.h"
 #include "ublk/remove.h"
 #include "ublk/show.h"
+#include "ublk/stopping.h"
 
 /* Seconds that a request may take when a disk is written back before it is deleted. */
 #define REQUEST_LIMIT 300
@@ -31,6 +32,14 @@ static bool is_early(void *opaque)
 	const time_t *begun = opaque;
 
 	return ublk_seconds() - *begun < REQUEST_LIMIT;
+}
+
+/* Has the driver had the time that a command may take? */
+static bool is_late(void *opaque)
+{
+	const time_t *begun = opaque;
+
+	return ublk_seconds() - *begun > UBLK_CONTROL_LIMIT;
 }
 
 /* Writes back what the kernel has in memory; what cannot be is lost with --force only. An exit
@@ -67,6 +76,7 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 	bool live, in_use = false, lost = false;
 	int claim = -1, pidfd = -1, r = ublk_examine(c, id, &info);
 	char users[256];
+	time_t begun;
 
 	if (r)
 		return r;
@@ -93,9 +103,16 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 		r = write_back(o, in_use, &lost);
 	}
 	if (r == 0) {
-		r = ublk_control_stop(c, id, NULL, NULL);
+		begun = ublk_seconds();
+		r = ublk_stop_elsewhere(c, id, is_late, &begun);
 		if (claim >= 0)
 			close(claim); /* the kernel waits for it */
+		if (r == -ECANCELED) {
+			warnx("ublk%u: is being removed, but its device does not answer; it goes "
+			      "when the device does",
+				id);
+			return EXIT_FAILURE;
+		}
 		if (r == 0 || r == -ENODEV)
 			r = ublk_control_delete(c, id);
 		r = r == -ENODEV ? 0 : r;

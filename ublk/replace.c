@@ -82,7 +82,9 @@ static int find_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *inf
 		if (waited >= (*pidfd == -ESRCH ? END_LIMIT * 1000 : UBLK_PATIENCE_MS)) {
 			if (info->ublksrv_pid <= 0)
 				warnx("ublk%u: its server has ended, but the kernel still waits "
-				      "for what it had; try again",
+				      "for what it had, or runs where it cannot be seen from here, "
+				      "such as outside of this container; try again, or run this "
+				      "there",
 					info->dev_id);
 			else
 				warnx("ublk%u: its server is not found: it called itself process "
@@ -148,9 +150,11 @@ static pid_t keep_the_old(struct ublk_start *start, const struct ublksrv_ctrl_de
 	struct ublk_start old = {.options = start->options,
 		.cookie = start->cookie,
 		.report = report,
+		.returns = true,
 		.watch = backend_watch(o->params)};
 	struct ublk_control c;
 	unsigned char code = EXIT_FAILURE;
+	bool taking = false;
 	pid_t child = fork();
 	int r;
 
@@ -161,15 +165,34 @@ static pid_t keep_the_old(struct ublk_start *start, const struct ublksrv_ctrl_de
 	setsid();
 	close(outcome[1]);
 	ublk_control_close(start->control); /* the other's */
-	if (read(outcome[0], &code, 1) == 1 && code == 0)
-		_exit(0);
+	while (read(outcome[0], &code, 1) == 1) {
+		if (code == 0)
+			_exit(0);
+		taking = code == UBLK_TAKING;
+		if (code != UBLK_TAKING && code != UBLK_TAKEN)
+			break;
+	}
+	/* Another server would make the driver fall over what is left of this one's queues. */
+	if (taking && !(info->flags & UBLK_F_QUIESCE)) {
+		warnx("ublk%u: its new server died in the moment in which it took over; before "
+		      "Linux 6.16 no server can have the disk then: restart the machine",
+			info->dev_id);
+		_exit(EXIT_FAILURE);
+	}
+	if (code == UBLK_TAKEN || code == UBLK_TAKING)
+		code = EXIT_FAILURE;
 	close(outcome[0]);
 	old.control = &c;
 	old.code = code;
 	if (ublk_open_control(&c) != 0)
 		_exit(EXIT_FAILURE);
 	r = end_server(&c, info, pidfd, true);
-	_exit(r ? r : ublk_serve_record(&old, record, o));
+	if (r == 0)
+		r = ublk_serve_record(&old, record, o);
+	/* Otherwise the process that waits for this one says so. */
+	if (r && !start->options->foreground)
+		warnx("ublk%u: has no server; use recover", info->dev_id);
+	_exit(r);
 }
 
 int ublk_replace(const struct ublk_options *o, char *const *argv)

@@ -15,6 +15,7 @@
 #include "programs/exit_codes.h"
 #include "ublk/disk.h"
 #include "ublk/ending.h"
+#include "ublk/process.h"
 #include "ublk/record.h"
 #include "ublk/server.h"
 #include "ublk/stopping.h"
@@ -33,6 +34,11 @@
 
 /* For how long a device node may take to appear, or an old server to go. */
 #define PATIENCE_MS 30000
+/*
+ * Seconds for which a server may still be ending: before Linux 6.16, the kernel asks one that has
+ * all requests of a queue to end when the oldest is 30 s old, as its timers have it.
+ */
+#define START_LIMIT 40
 #define STEP_MS	    20
 
 /* For how long what an old server had open may still be claimed after its end. */
@@ -225,9 +231,23 @@ static int open_device(struct server *s, const struct params *params, uint64_t s
 	return EXIT_USAGE;
 }
 
+/* Has the disk a server that has not ended? */
+static bool is_served(const struct server *s)
+{
+	struct ublksrv_ctrl_dev_info info;
+	int pidfd = -1;
+
+	if (ublk_control_info(s->control, s->id, &info) == 0 && info.state == UBLK_S_DEV_LIVE)
+		pidfd = ublk_process_of_disk(&info);
+	if (pidfd >= 0)
+		close(pidfd);
+	return pidfd >= 0;
+}
+
 /*
  * The character device. udev may be about to give it its owner, and a server that has failed may
- * still hold it: its io_uring lets go of it a moment after its end.
+ * still hold it: its io_uring lets go of it a moment after its end. One that serves does not: it
+ * has been faster, and what it is given may be newer than what we have.
  */
 static int open_char(struct server *s)
 {
@@ -235,11 +255,15 @@ static int open_char(struct server *s)
 
 	snprintf(path, sizeof path, "/dev/ublkc%u", s->id);
 	for (int waited = 0;; waited += STEP_MS) {
+		int r;
+
 		s->dev.fd = open(path, O_RDWR | O_CLOEXEC);
 		if (s->dev.fd >= 0)
 			return 0;
-		if ((errno != ENOENT && errno != EACCES && errno != EBUSY) || waited >= PATIENCE_MS)
-			return -errno;
+		r = -errno;
+		if ((r != -ENOENT && r != -EACCES && r != -EBUSY) || waited >= PATIENCE_MS ||
+			(r == -EBUSY && is_served(s)))
+			return r;
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
 	}
 }
@@ -427,6 +451,8 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	 */
 	if (r == 0)
 		r = start_queues(s);
+	if (r == 0 && recovers)
+		user->taken(user->opaque);
 	if (r == 0) {
 		step = recovers ? "END_USER_RECOVERY" : "START_DEV";
 		r = recovers ? ublk_control_end_recovery(s->control, s->id, &s->ended)
@@ -478,6 +504,8 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	} else if (kept < 0 && is_stopped(s)) {
 		ublk_record_leave_failure(s->id, s->cookie);
 	}
+	/* A disk that has got another server has lost nothing. */
+	released = asked || is_stopped(s) ? released : 0;
 	return kept < 0 || released < 0 ? EXIT_FAILURE : 0;
 }
 
@@ -568,6 +596,7 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 	struct ublk_params_sent old, new;
 	uint32_t alignment = 1;
 	const char *mismatch;
+	time_t begun;
 	int r;
 
 	prepare_process();
@@ -578,17 +607,19 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 		return failed(&s, "cannot be examined", r);
 	s.cookie = info.ublksrv_flags;
 	/* The old server may not be quite gone, and may hold the device that we must open. */
-	r = ublk_control_start_recovery(c, s.id);
-	for (int waited = 0; r == -EBUSY && waited < PATIENCE_MS; waited += STEP_MS) {
+	begun = ublk_seconds();
+	while ((r = ublk_control_start_recovery(c, s.id)) == -EBUSY &&
+		ublk_seconds() - begun <= START_LIMIT && !is_served(&s))
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
-		r = ublk_control_start_recovery(c, s.id);
-	}
 	/* Begun by one that then failed: kernels before 6.16 want it only once. */
 	if (r == -EINVAL && info.flags & UBLK_F_USER_RECOVERY && info.state != UBLK_S_DEV_LIVE)
 		r = 0;
 	if (r < 0)
-		return failed(
-			&s, r == -EBUSY ? "its server does not end" : "START_USER_RECOVERY", r);
+		return failed(&s,
+			r != -EBUSY	? "START_USER_RECOVERY"
+			: is_served(&s) ? "has a server"
+					: "its server does not end",
+			r);
 	r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT, RELEASE_MS);
 	if (r)
 		return r;
@@ -608,8 +639,9 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 		mismatch = ublk_server_mismatch(&old, &new);
 	if (!mismatch && dev->zero_copy && !dev->mapped)
 		mismatch = "the disk was added with zero copy, which needs --mode=uring and a file";
-	if (!mismatch && dev->zero_copy && dev->info.stable_writes)
-		mismatch = "the disk was added with zero copy, but " UNSTABLE;
+	/* One that comes back serves what it served a moment ago. */
+	if (!mismatch && dev->zero_copy && dev->info.stable_writes && !user->returns)
+		mismatch = "the disk was added with zero copy, but " UNSTABLE "; use direct=off";
 	if (mismatch) {
 		backend_error(
 			&host, "ublk%u: this device cannot serve the disk: %s", s.id, mismatch);
@@ -618,7 +650,10 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 	}
 	r = open_char(&s);
 	if (r < 0) {
-		failed(&s, "cannot open its character device", r);
+		failed(&s,
+			r == -EBUSY && is_served(&s) ? "has another server by now"
+						     : "cannot open its character device",
+			r);
 		backend_close(dev->device);
 		return EXIT_FAILURE;
 	}

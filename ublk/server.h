@@ -3,6 +3,8 @@
 #ifndef USERBLK_UBLK_SERVER_H
 #define USERBLK_UBLK_SERVER_H
 
+#include <stdbool.h>
+
 #include "backends/params.h"
 #include "ublk/control.h"
 #include "ublk/queue.h"
@@ -39,9 +41,11 @@ struct ublk_server_user {
 	 * errno, reported: it does not. NULL: nothing.
 	 */
 	int (*taking)(void *opaque, uint32_t id);
+	void (*taken)(void *opaque);		  /* it has all queues of that disk */
 	void (*ready)(void *opaque, uint32_t id); /* the disk can be used */
 	void *opaque;
-	int watch; /* of an existing disk's device: backend_watch(); negative: none */
+	bool returns; /* it serves the existing disk as a moment ago */
+	int watch;    /* of an existing disk's device: backend_watch(); negative: none */
 };
 
 /*

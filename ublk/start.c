@@ -17,10 +17,19 @@
 #include <unistd.h>
 
 #include "programs/exit_codes.h"
+#include "ublk/process.h"
 #include "ublk/show.h"
 #include "ublk/start.h"
 
 #define STEP_MS 20
+
+/* Says to the keeper how far it is. */
+static void tell_keeper(const struct ublk_start *start, unsigned char what)
+{
+	if (start->keeper && write(start->outcome, &what, 1) != 1)
+		warnx("ublk%u: the process that keeps its old server's place does not listen",
+			start->id);
+}
 
 /* The new server is there, or the old one stays. */
 static void dismiss_keeper(struct ublk_start *start)
@@ -80,7 +89,13 @@ static int record(void *opaque, uint32_t id)
 			strerror(-r));
 		ublk_record_remove(id, start->cookie);
 	}
+	tell_keeper(start, UBLK_TAKING);
 	return 0;
+}
+
+static void taken(void *opaque)
+{
+	tell_keeper(opaque, UBLK_TAKEN);
 }
 
 static void ready(void *opaque, uint32_t id)
@@ -120,8 +135,12 @@ static void ready(void *opaque, uint32_t id)
 
 static struct ublk_server_user user_of(struct ublk_start *start)
 {
-	return (struct ublk_server_user){
-		.taking = record, .ready = ready, .opaque = start, .watch = start->watch};
+	return (struct ublk_server_user){.taking = record,
+		.taken = taken,
+		.ready = ready,
+		.opaque = start,
+		.returns = start->returns,
+		.watch = start->watch};
 }
 
 /* After the end of service: a disk that is gone needs no record. code is passed through. */
@@ -285,14 +304,22 @@ int ublk_recover(const struct ublk_options *o)
 	struct ublk_start start = {.control = &c, .options = o, .report = -1, .watch = -1};
 	struct ublk_record record;
 	struct ublk_options old;
-	int r = ublk_begin_server(&start, &info);
+	int pidfd, r = ublk_begin_server(&start, &info);
 
 	if (r)
 		return r;
 	/* A server that was killed may be about to go. */
 	for (int waited = 0; info.state == UBLK_S_DEV_LIVE; waited += STEP_MS) {
 		if (waited >= UBLK_PATIENCE_MS) {
+			pidfd = ublk_process_of_disk(&info);
+			if (pidfd >= 0)
+				close(pidfd);
 			if (info.ublksrv_pid <= 0)
+				warnx("ublk%u: its server is still ending, or runs where it cannot "
+				      "be seen from here, such as outside of this container; try "
+				      "again, or run this there",
+					info.dev_id);
+			else if (pidfd == -ESRCH)
 				warnx("ublk%u: its server is still ending; try again", info.dev_id);
 			else
 				warnx("ublk%u: has a server (process %d); stop it first, or use "

@@ -30,9 +30,14 @@ struct ublk_start {
 	 */
 	pid_t keeper;
 	int outcome;
+	bool returns; /* this is that process */
 	int watch; /* backend_watch() of the device, since before the old server's end; or negative
 		    */
 };
+
+/* What the keeper hears on the way, besides an exit code. */
+#define UBLK_TAKING 254 /* the new server is about to take the queues */
+#define UBLK_TAKEN  255 /* it has all of them */
 
 /* All of these return an exit code, after an error message if it is not 0. */
 

@@ -55,11 +55,12 @@ int ublk_stop_elsewhere(
 		if (over(opaque))
 			goto out;
 	}
-	r = ended == child && WIFEXITED(status) ? -WEXITSTATUS(status) : -EINTR;
+	r = ended == child && WIFEXITED(status) ? -WEXITSTATUS(status) : -UBLK_STOP_FAILED;
 out:
 	if (end.fd >= 0)
 		close(end.fd);
-	return r;
+	/* One that was killed, or could not begin. */
+	return r == -UBLK_STOP_FAILED ? ublk_control_stop(c, id, over, opaque) : r;
 }
 
 static bool never(void *opaque)

@@ -9,6 +9,9 @@
 
 #include "ublk/control.h"
 
+/* The exit code of that process if it could not even ask the driver. */
+#define UBLK_STOP_FAILED 255
+
 /*
  * As ublk_control_stop(), by `userblk-ublk stop-for-server ID`, which goes on if this process ends,
  * and then deletes the device as well.

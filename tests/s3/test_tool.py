@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from device import ServeS3
-from fault_proxy import FaultProxy, Rule, delayed, flipped_byte
+from fault_proxy import Exchange, FaultProxy, Rule, delayed, flipped_byte
 from nbdkit_server import ROOT
 from servers import BUCKET
 from stamps import BLOCK, stamped
@@ -264,8 +264,11 @@ def test_check_of_a_sound_volume(tool: Tool, serve_s3: ServeS3) -> None:
     write_pieces(serve_s3)
     before = serve_s3.objects("v")
     result = tool("check")
-    assert (result["objects"], result["damaged_objects"], result["damages"]) == (4, 0, [])
-    assert result["checked_bytes"] == sum(size for key, size in before.items() if key in log_of(serve_s3))
+    checkpoint = serve_s3.objects("v", "ckpt/")
+    assert len(checkpoint) == 2
+    assert (result["objects"], result["damaged_objects"], result["damages"]) == (4 + 2, 0, [])
+    parts = {*log_of(serve_s3), *(key for key in checkpoint if not key.endswith("root"))}
+    assert result["checked_bytes"] == sum(size for key, size in before.items() if key in parts)
     assert serve_s3.objects("v") == before
 
 
@@ -376,7 +379,7 @@ def test_interrupted_deletion(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy, 
         assert volumes == []
     elif "super" in left:
         assert volumes[0]["state"] == "good"
-        assert tool("check")["objects"] == 4
+        assert tool("check")["objects"] == 4 + 2
     else:
         assert volumes[0]["state"] == "half deleted"
         assert "not found" in tool.refused("info")
@@ -391,12 +394,11 @@ def test_deletion_that_is_interrupted_beside_a_new_clone(tool: Tool, serve_s3: S
     write_pieces(serve_s3)
     tool("snapshot", "create", "monday")
 
-    def clone() -> float:
+    def clone(exchange: Exchange) -> None:
         tool("clone", "monday", "w")
-        return 0.0
+        HELD(exchange)
 
-    proxy.add(Rule(delayed(before=clone), method="PUT", key="/deleted$"))
-    kill_at(tool, proxy, Rule(HELD, method="DELETE", key="/super$"), "delete", "--confirm=v")
+    kill_at(tool, proxy, Rule(clone, method="DELETE", key="/super$"), "delete", "--confirm=v")
     assert [(one["name"], one["state"]) for one in tool("list")["volumes"]] == [("v", "half deleted"), ("w", "good")]
     for _ in range(2):
         assert "its snapshot monday has clones" in tool.refused("delete", "--confirm=v")

@@ -495,6 +495,30 @@ def test_a_replacement_that_fails_leaves_the_old_record(add: Add, tmp_path: Path
     finish(start_verify(disk, "--size=1M"))
 
 
+def test_a_server_that_is_late_leaves_the_faster_one(add: Add, tmp_path: Path) -> None:
+    """What it has may be older, and it must not wait for the other one's end."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    disk = add("passthrough", f"file={old}", "size=1M")
+    shutil.copy(old, new)
+    kill(disk)
+    late = subprocess.Popen(
+        ["strace", "-D", "-o", "/dev/null", "-P", disk.replace("ublkb", "ublkc"), "-e",
+         "inject=openat:delay_enter=8000000", UBLK, "recover", "--foreground", disk],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    time.sleep(3.0)  # until it has read the record
+    ublk("replace", disk, "passthrough", f"file={new}")
+    output, _ = late.communicate(timeout=LIMIT)
+    assert late.returncode == 1 and "has another server" in output, output
+    with open(disk, "wb", buffering=0) as stream:
+        stream.write(b"x" * 512)
+        os.fsync(stream.fileno())
+    assert first_sectors(old, new) == [bytes(512), b"x" * 512]
+    kill(disk)
+    ublk("recover", disk)
+    assert read(disk, 0, 512) == b"x" * 512
+
+
 def test_no_server_is_ended_to_which_there_is_no_way_back(add: Add) -> None:
     disk = add("null", "size=1M")
     pid = info(disk)["pid"]
