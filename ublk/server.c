@@ -499,6 +499,8 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 		r = ublk_control_delete(s->control, s->id);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "DEL_DEV", r);
+		/* The driver may know it for as long as somebody has it open. */
+		ublk_record_remove(s->id, s->cookie);
 		if (released == 0 && kept == 0)
 			log_line(s, "written back and removed", "");
 	} else if (kept < 0 && is_stopped(s)) {
