@@ -557,7 +557,7 @@ def test_a_resumed_campaign_tells_what_is_set_otherwise(tmp_path: Path, monkeypa
         found = warnings()
         assert {line for line in found if line.startswith("differs")} == expected
         assert found.count(turbo) == 1 and len(found) == len(set(found))
-    # A session as the first one is: what is told is of the one between, and nothing of it is the other way round.
+    # A third session, with the settings of the first: the warnings are those of the second one.
     monkeypatch.setattr(runner_module, "snapshot", lambda: began)
     assert {line for line in warnings() if line.startswith("differs")} >= expected
     assert not any("governor is performance" in line for line in warnings())

@@ -151,7 +151,7 @@ def test_no_zero_copy_where_pages_must_not_change(add: Add, stable_writes: Path)
     assert "may change" in ublk("recover", disk, expect=2)
     stable_writes.write_text("0")
     ublk("recover", disk)
-    # Who replaces a server that lives must not end with none: the old one comes back.
+    # A replacement that fails must not leave the disk without a server: the old one comes back.
     stable_writes.write_text("1")
     output = ublk("replace", disk, *words, expect=2)
     assert "use direct=off" in output and "continues as before" in output
