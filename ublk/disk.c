@@ -5,7 +5,6 @@
 #include <mntent.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 
 #include "backends/disk_nodes.h"
 #include "ublk/disk.h"
+#include "ublk/process.h"
 
 /* For how long nothing may be written before it is given up, and how often that is looked at. */
 #define SYNC_LIMIT_MS 30000
@@ -25,8 +25,6 @@
 /* For how long all disks of the machine are written where the user wants an end: another may hang,
  * and others may go on to write to ours. */
 #define FORCED_LIMIT_MS 300000
-
-extern char **environ;
 
 int ublk_disk_claim(uint32_t id)
 {
@@ -151,20 +149,14 @@ static int await(const struct write_back *w, pid_t child, int64_t at_most_ms)
  */
 static int run_sync(const struct write_back *w, char *const *argv, int64_t at_most_ms)
 {
-	posix_spawn_file_actions_t actions;
 	pid_t child;
 	int r;
 
 	if (w->over)
 		return -ECANCELED;
-	if (posix_spawn_file_actions_init(&actions) != 0)
-		return -ENOMEM;
-	r = posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-	if (r == 0)
-		r = posix_spawnp(&child, argv[0], &actions, NULL, argv, environ);
-	posix_spawn_file_actions_destroy(&actions);
-	if (r != 0)
-		return -r;
+	r = ublk_process_spawn(argv[0], argv, &child);
+	if (r < 0)
+		return r;
 	r = await(w, child, at_most_ms);
 	if (r == -ETIME || r == -ECANCELED)
 		kill(child, SIGKILL); /* it ends when its requests do */

@@ -21,6 +21,11 @@ int ublk_process_with(pid_t pid, dev_t device);
 int ublk_process_of_disk(const struct ublksrv_ctrl_dev_info *info);
 /* Has the process ended, within the time? One that cannot be watched has. */
 bool ublk_process_has_ended(int pidfd, int timeout_ms);
+/*
+ * Starts a program that may outlive this one: it has no open files of ours, not even the pipe that
+ * somebody reads our messages from. Signals stay blocked as they are. 0 or negative errno.
+ */
+int ublk_process_spawn(const char *program, char *const *argv, pid_t *child);
 /* s of a clock that nobody sets. */
 time_t ublk_seconds(void);
 

@@ -4,12 +4,12 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ublk/process.h"
 #include "ublk/record.h"
 
 /* How often it is asked whether that is waited for no longer. */
@@ -21,19 +21,9 @@ static int spawn(uint32_t id, pid_t *child)
 	static char program[] = "userblk-ublk", command[] = "stop-for-server";
 	char disk[16];
 	char *const argv[] = {program, command, disk, NULL};
-	posix_spawn_file_actions_t actions;
-	int r;
 
 	snprintf(disk, sizeof disk, "%" PRIu32, id);
-	r = posix_spawn_file_actions_init(&actions);
-	if (r != 0)
-		return -r;
-	/* It must not have the device open. */
-	r = posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
-	if (r == 0)
-		r = posix_spawn(child, "/proc/self/exe", &actions, NULL, argv, environ);
-	posix_spawn_file_actions_destroy(&actions);
-	return -r;
+	return ublk_process_spawn("/proc/self/exe", argv, child);
 }
 
 int ublk_stop_elsewhere(
