@@ -87,7 +87,8 @@ def test_from_plan_to_summaries(device: str, tmp_path: Path) -> None:
     # On another kernel it says so, and goes on saying so.
     environment = tmp_path / "c/environment.json"
     first_found = json.loads(environment.read_text())
-    environment.write_text(json.dumps(first_found | {"kernel": "another"}))
+    first_found["began"]["kernel"] = "another"
+    environment.write_text(json.dumps(first_found))
     for _ in range(2):
         finish(start(tmp_path / "c"))
         reported = [line for line in json.loads(environment.read_text())["warnings"] if line.startswith("differs")]
