@@ -135,6 +135,29 @@ static uint32_t compare(const struct s3_volume *v, const struct damaged *d,
 	return wrong;
 }
 
+/* Reads it from the store. 0; -ENOENT, which is d's reason; or what the store does not tell. */
+static int fetch(
+	struct s3_volume *v, struct damaged *d, void *data, size_t bytes, struct s3_request *req)
+{
+	int r = s3_volume_get(v, d->key, data, bytes, req);
+
+	if (r == -ENOENT)
+		snprintf(d->reason, sizeof d->reason, "is missing");
+	else if (r)
+		backend_error(
+			&v->host, "volume=%s: cannot read %s: %s", v->name, d->key, req->message);
+	return r;
+}
+
+/* That is damage, not an error. */
+static bool is_missing(int *r)
+{
+	bool yes = *r == -ENOENT;
+
+	*r = yes ? 0 : *r;
+	return yes;
+}
+
 /* One look. False: as it should be. *r: not 0 when the store does not tell. */
 static bool look(struct s3_volume *v, const struct s3_object *o, const uint8_t *uuid,
 	struct damaged *d, void *data, int *r)
@@ -144,17 +167,10 @@ static bool look(struct s3_volume *v, const struct s3_object *o, const uint8_t *
 	enum s3_check check;
 	uint32_t wrong;
 
-	*r = s3_volume_get(v, d->key, data, o->bytes, &req);
-	if (*r == -ENOENT) {
-		*r = 0;
-		mark(d, 0, d->blocks);
-		snprintf(d->reason, sizeof d->reason, "is missing");
-		return true;
-	}
+	*r = fetch(v, d, data, o->bytes, &req);
 	if (*r) {
-		backend_error(
-			&v->host, "volume=%s: cannot read %s: %s", v->name, d->key, req.message);
-		return false;
+		mark(d, 0, d->blocks);
+		return is_missing(r);
 	}
 	check = s3_header_decode(data, req.bytes, uuid, &header);
 	if (check == S3_GOOD && (header.id != o->id || header.blocks != d->blocks))
@@ -256,17 +272,9 @@ static bool look_at_part(
 {
 	struct s3_request req;
 
-	*r = s3_volume_get(v, d->key, data, part->bytes, &req);
-	if (*r == -ENOENT) {
-		*r = 0;
-		snprintf(d->reason, sizeof d->reason, "is missing");
-		return true;
-	}
-	if (*r) {
-		backend_error(
-			&v->host, "volume=%s: cannot read %s: %s", v->name, d->key, req.message);
-		return false;
-	}
+	*r = fetch(v, d, data, part->bytes, &req);
+	if (*r)
+		return is_missing(r);
 	if (req.object_size != part->bytes)
 		snprintf(d->reason, sizeof d->reason, "has %" PRIu64 " bytes instead of %" PRIu32,
 			req.object_size, part->bytes);

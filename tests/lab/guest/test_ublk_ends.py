@@ -263,71 +263,56 @@ def stops(server: int) -> bool:
     return run(["pgrep", "--parent", str(server), "--full", "stop-for-server"], expect=None) != ""
 
 
-def test_a_server_that_is_killed_while_its_disk_is_stopped(add: Add) -> None:
-    """Its device hangs. Once that goes on, all is gone, as without the kill."""
+@contextmanager
+def hanging(add: Add) -> Iterator[str]:
+    """A disk whose device hangs, with a write; it answers from the end of the block on, and then the disk goes."""
     run(["modprobe", "dm-mod"])
     sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
     with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
         disk = add("passthrough", f"file={device}")
-        server = info(disk)["pid"]
         try:
             run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
             write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
             time.sleep(1.0)  # until the server has the write
-            for _ in range(3):  # no write-back, which would hang as well
-                os.kill(server, signal.SIGTERM)
-                time.sleep(1.5)
-            wait_until("the disk is being stopped", lambda: stops(server), LIMIT)
-            os.kill(server, signal.SIGKILL)
-            time.sleep(1.0)
+            yield disk
         finally:
             run(["dmsetup", "resume", "hung"])
         write.wait(LIMIT)
         wait_until("the disk is gone", lambda: not disks() and not Path(disk).exists(), 60)
-        assert not Path("/proc", str(server)).exists()
+
+
+def begin_stop(server: int) -> None:
+    for _ in range(3):  # no write-back, which would hang as well
+        os.kill(server, signal.SIGTERM)
+        time.sleep(1.5)
+    wait_until("the disk is being stopped", lambda: stops(server), LIMIT)
+
+
+def test_a_server_that_is_killed_while_its_disk_is_stopped(add: Add) -> None:
+    """Once its device goes on, all is gone, as without the kill."""
+    with hanging(add) as disk:
+        server = info(disk)["pid"]
+        begin_stop(server)
+        os.kill(server, signal.SIGKILL)
+        time.sleep(1.0)
+    assert not Path("/proc", str(server)).exists()
 
 
 def test_a_stop_whose_process_is_killed(add: Add) -> None:
     """The server goes on with it, and closes its device."""
-    run(["modprobe", "dm-mod"])
-    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
-    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
-        disk = add("passthrough", f"file={device}")
+    with hanging(add) as disk:
         server = info(disk)["pid"]
-        try:
-            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
-            write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
-            time.sleep(1.0)  # until the server has the write
-            for _ in range(3):
-                os.kill(server, signal.SIGTERM)
-                time.sleep(1.5)
-            wait_until("the disk is being stopped", lambda: stops(server), LIMIT)
-            run(["pkill", "-KILL", "-f", "stop-for-server"])
-            time.sleep(1.0)
-        finally:
-            run(["dmsetup", "resume", "hung"])
-        write.wait(LIMIT)
-        wait_until("the disk is gone", lambda: not disks() and not Path(disk).exists(), 60)
-        wait_until("its server is gone", lambda: not Path("/proc", str(server)).exists(), LIMIT)
+        begin_stop(server)
+        run(["pkill", "-KILL", "-f", "stop-for-server"])
+        time.sleep(1.0)
+    wait_until("its server is gone", lambda: not Path("/proc", str(server)).exists(), LIMIT)
 
 
 @pytest.mark.long
 def test_a_hung_disk_is_deleted_when_its_device_answers(add: Add) -> None:
     """The command does not wait for that, and says so."""
-    run(["modprobe", "dm-mod"])
-    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
-    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
-        disk = add("passthrough", f"file={device}")
-        try:
-            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
-            write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
-            time.sleep(1.0)  # until the server has the write
-            output = ublk("delete", "--force", disk, expect=1)
-            assert "is being removed, but its device does not answer" in output
-        finally:
-            run(["dmsetup", "resume", "hung"])
-        write.wait(LIMIT)
-        wait_until("the disk is gone", lambda: not disks() and not Path(disk).exists(), 60)
+    with hanging(add) as disk:
+        assert "is being removed, but its device does not answer" in ublk("delete", "--force", disk, expect=1)
 
 
 def test_removed_while_mounted(add: Add, mountpoint: Path) -> None:
