@@ -20,18 +20,38 @@
 /* Seconds that a request may take when a disk is written back before it is deleted. */
 #define REQUEST_LIMIT 300
 
-static bool never(void *opaque)
+/* For how long a disk has no server while another one takes it over. */
+#define TAKEOVER_LIMIT 10
+
+struct deletion {
+	struct ublk_control *c;
+	uint32_t id;
+	time_t begun;  /* when the disk was first written back */
+	time_t asked;  /* when the kernel was last asked for the server */
+	time_t served; /* when it last had one */
+};
+
+/* Has its server died? What is written back would wait for another one. */
+static bool is_without_server(void *opaque)
 {
-	(void)opaque;
-	return false;
+	struct deletion *d = opaque;
+	struct ublksrv_ctrl_dev_info info;
+	time_t now = ublk_seconds();
+
+	if (now != d->asked) {
+		d->asked = now;
+		if (ublk_control_info(d->c, d->id, &info) < 0 || info.state == UBLK_S_DEV_LIVE)
+			d->served = now;
+	}
+	return now - d->served > TAKEOVER_LIMIT;
 }
 
 /* Has the command just begun? That long, the device is taken to work on what it has. */
 static bool is_early(void *opaque)
 {
-	const time_t *begun = opaque;
+	const struct deletion *d = opaque;
 
-	return ublk_seconds() - *begun < REQUEST_LIMIT;
+	return ublk_seconds() - d->begun < REQUEST_LIMIT;
 }
 
 /* Has the driver had the time that a command may take? */
@@ -44,14 +64,15 @@ static bool is_late(void *opaque)
 
 /* Writes back what the kernel has in memory; what cannot be is lost with --force only. An exit
  * code. */
-static int write_back(const struct ublk_options *o, bool in_use, bool *lost)
+static int write_back(struct ublk_control *c, const struct ublk_options *o, bool in_use, bool *lost)
 {
 	uint32_t id = (uint32_t)o->server.id;
-	time_t begun = ublk_seconds();
+	time_t now = ublk_seconds();
+	struct deletion deletion = {.c = c, .id = id, .begun = now, .served = now};
 	const struct ublk_patience patience = {
-		.over = never,
+		.over = is_without_server,
 		.works = o->force ? NULL : is_early,
-		.opaque = &begun,
+		.opaque = &deletion,
 		.forced = o->force,
 	};
 	int r = ublk_disk_sync(id, in_use, &patience);
@@ -60,7 +81,12 @@ static int write_back(const struct ublk_options *o, bool in_use, bool *lost)
 	if (r == 0)
 		return 0;
 	if (o->force)
-		warnx("/dev/ublkb%u: %s: %s", id, ublk_disk_loss(r), strerror(-r));
+		warnx("/dev/ublkb%u: %s: %s", id, ublk_disk_loss(r),
+			r == -ECANCELED ? "its server has died" : strerror(-r));
+	else if (r == -ECANCELED)
+		warnx("/dev/ublkb%u: not removed, because its server died while the last writes "
+		      "were being written back; recover it, or delete the disk again without them",
+			id);
 	else
 		warnx("/dev/ublkb%u: not removed, because the last writes %s: "
 		      "%s; fix the cause, or use --force",
@@ -100,7 +126,7 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 	}
 	if (live) {
 		pidfd = ublk_process_of_disk(&info);
-		r = write_back(o, in_use, &lost);
+		r = write_back(c, o, in_use, &lost);
 	}
 	if (r == 0) {
 		begun = ublk_seconds();

@@ -91,6 +91,22 @@ def test_what_was_written_survives_an_orderly_end(add: Add, end: str) -> None:
     assert read(NVME, 0, 8 * MIB) == data
 
 
+def test_a_server_that_dies_while_its_disk_is_written_back(add: Add) -> None:
+    """The kernel would wait for another one, and the command with it."""
+    disk = add("passthrough", f"file={NVME}")
+    with dirty(disk) as data:
+        os.kill(info(disk)["pid"], signal.SIGSTOP)
+        delete = subprocess.Popen([UBLK, "delete", disk], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        time.sleep(1.0)  # until it writes back
+        kill(disk)
+        _, output = delete.communicate(timeout=60)
+        assert delete.returncode == 1 and "its server died" in output, output
+        ublk("recover", disk)
+        assert ublk("delete", disk) == f"{disk}: written back and removed\n"
+    kept = read(NVME, 0, 8 * MIB) == data
+    assert kept
+
+
 def test_what_cannot_be_written_back_stays_unless_forced(add: Add, broken: tuple[str, Callable[[], None]]) -> None:
     device, break_it = broken
     disk = add("passthrough", f"file={device}")

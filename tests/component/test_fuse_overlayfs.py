@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""userblk-passthrough over overlayfs, whose files change their numbers when they are copied up, and under it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fuse_mount import (
+    MODES,
+    PROGRAM,
+    RENAME_EXCHANGE,
+    Mount,
+    lacking_for_fuse,
+    lacking_for_mode,
+    renameat2,
+    rings_enabled,
+    start,
+    stat_errno,
+    traced,
+    unmount,
+)
+from nbdkit_server import checked, run
+
+FuseStart = Callable[..., Mount]
+
+pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacking_for_fuse()))
+
+
+@contextmanager
+def overlay(lower: Path, space: Path, *more: str) -> Iterator[Path]:
+    """An overlayfs upon lower, with more options; skips where there is none."""
+    for name in ("upper", "work", "overlay"):
+        (space / name).mkdir(parents=True)
+    options = ",".join((f"lowerdir={lower},upperdir={space}/upper,workdir={space}/work", *more))
+    mounted = run(["mount", "-t", "overlay", "-o", options, "userblk-test", str(space / "overlay")])
+    if "unknown filesystem type" in mounted.stderr:
+        pytest.skip("kernel: no overlayfs")
+    assert mounted.returncode == 0, mounted.stderr
+    try:
+        yield space / "overlay"
+    finally:
+        unmount(space / "overlay")
+
+
+@pytest.mark.parametrize("option", ["--passthrough=auto", "--passthrough"])
+def test_overlayfs_upon_the_mount(option: str, fuse_source: Path, fuse_start: FuseStart) -> None:
+    if "auto" not in option and (reason := lacking_for_mode("passthrough")):
+        pytest.skip(reason)
+    mount = fuse_start(option)
+    assert mount.status["passthrough"] == ("off" if lacking_for_mode("passthrough") else "on")
+    (mount.point / "file").write_text("text")
+    with overlay(mount.point, fuse_source.with_name("space")) as top:
+        assert (top / "file").read_text() == "text"
+        (top / "file").write_text("other")
+        assert (top / "file").read_text() == "other"
+    assert (mount.point / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize("option", ["--passthrough=auto", "--passthrough"])
+def test_passthrough_over_overlayfs(option: str, fuse_source: Path) -> None:
+    """The kernel has no fourth file system upon three: passthrough then takes the place of one, if it is asked for."""
+    if reason := lacking_for_mode("passthrough"):
+        pytest.skip(reason)
+    (fuse_source / "file").write_text("text")
+    with overlay(fuse_source, fuse_source.with_name("space")) as below:
+        mount = start(below, fuse_source.with_name("mount"), option)
+        try:
+            assert mount.status["passthrough"] == ("off" if "auto" in option else "on")
+            assert (mount.point / "file").read_text() == "text"
+            if "auto" in option:
+                with overlay(mount.point, fuse_source.with_name("more")) as top:
+                    assert (top / "file").read_text() == "text"
+            mount.unmount()  # it would say that the kernel refuses to pass a file through
+        finally:
+            mount.kill()
+
+
+@contextmanager
+def links(fuse_source: Path) -> Iterator[Path]:
+    """An overlayfs that makes two files of the hard links first and second when one is changed; with another file."""
+    (fuse_source / "first").write_bytes(b"old")
+    (fuse_source / "other").touch()
+    os.link(fuse_source / "first", fuse_source / "second")
+    with overlay(fuse_source, fuse_source.with_name("space"), "index=off") as below:
+        yield below
+
+
+@contextmanager
+def over(below: Path, fuse_source: Path, *options: str, wrapper: tuple[str, ...] = ()) -> Iterator[Mount]:
+    mount = start(below, fuse_source.with_name("mount"), *options, wrapper=wrapper)
+    try:
+        yield mount
+        mount.unmount()
+    finally:
+        mount.kill()
+
+
+@pytest.fixture
+def over_links(request: pytest.FixtureRequest, fuse_source: Path) -> Iterator[Mount]:
+    """Mounted over such links, both of which the kernel knows."""
+    mode = getattr(request, "param", "default")
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    with links(fuse_source) as below, rings_enabled(), over(below, fuse_source, *MODES[mode]) as mount:
+        for name in ("first", "second"):
+            assert (mount.point / name).read_bytes() == b"old"
+        yield mount
+
+
+@pytest.mark.parametrize("over_links", MODES, indirect=True)
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_links_of_a_lower_layer_become_two_files(name: str, over_links: Mount) -> None:
+    """What is written to one is in this one, and only there."""
+    descriptor = os.open(over_links.point / name, os.O_RDWR)
+    try:
+        os.pwrite(descriptor, b"new", 0)
+        os.listdir(over_links.point)
+        contents = {path.name: path.read_bytes() for path in over_links.point.iterdir()}
+        assert contents == {"first": b"old", "second": b"old", "other": b""} | {name: b"new"}
+    finally:
+        os.close(descriptor)
+    assert {path.name: path.read_bytes() for path in over_links.source.iterdir()} == contents
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "open": lambda path: os.close(os.open(path, os.O_RDWR)),
+    "truncate": lambda path: os.truncate(path, 1),
+    "chmod": lambda path: path.chmod(0o600),
+    "utime": lambda path: os.utime(path, (1, 1)),
+    "setxattr": lambda path: os.setxattr(path, "user.name", b"value"),
+    "chattr": lambda path: checked(["chattr", "+d", str(path)]),
+    "link": lambda path: os.link(path, path.with_name("third")),
+    "rename": lambda path: path.rename(path.with_name("moved")).rename(path),
+    "exchange": lambda path: [renameat2(path.with_name("other"), path, RENAME_EXCHANGE) for _ in range(2)],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_goes_to_the_upper_layer_stays_one_file(change: str, over_links: Mount) -> None:
+    """The kernel manages locks: of two inodes, it would grant both."""
+    path, number = over_links.point / "first", (over_links.source / "first").stat().st_ino
+    with path.open() as before:
+        fcntl.flock(before, fcntl.LOCK_EX)
+        CHANGES[change](path)
+        assert (over_links.source / "first").stat().st_ino != number, "it is where it was: this tests nothing"
+        os.listdir(over_links.point)
+        with path.open() as after, pytest.raises(BlockingIOError):
+            fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (over_links.point / "second").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_links_that_cannot_be_told_apart_are_not_found(fuse_source: Path) -> None:
+    """Taken for one, a write to one would be in the other."""
+    wrapper = traced("inotify_add_watch", "error=ENOSPC")
+    with links(fuse_source) as below, over(below, fuse_source, wrapper=wrapper) as mount:
+        assert (mount.point / "first").read_bytes() == b"old"
+        assert stat_errno(mount.point / "second") == errno.ENOSPC
+        (mount.point / "first").write_bytes(b"new")
+        assert (mount.point / "second").read_bytes() == b"old"
+
+
+def test_without_inotify_nothing_is_mounted_over_overlayfs(fuse_source: Path) -> None:
+    wrapper = traced("inotify_init1", "error=EMFILE")
+    with links(fuse_source) as below:
+        result = run([*wrapper, str(PROGRAM), str(below), str(fuse_source.with_name("mount"))])
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr == f"userblk-passthrough: {below}: no inotify; raise fs.inotify.max_user_instances\n"
+
+
+def test_many_lookups_of_links_leave_nothing_in_inotify(fuse_source: Path) -> None:
+    with links(fuse_source) as below, over(below, fuse_source, "--nocache") as mount:
+        for _ in range(200):
+            (mount.point / "first").stat()
+            (mount.point / "second").stat()
+        (watcher,) = [
+            file.name
+            for file in Path(f"/proc/{mount.process.pid}/fd").iterdir()
+            if os.readlink(file) == "anon_inode:inotify"
+        ]
+        assert "inotify wd" not in Path(f"/proc/{mount.process.pid}/fdinfo/{watcher}").read_text()
+
+
+def test_a_lookup_beside_a_change_of_the_number_finds_the_same_file(fuse_source: Path) -> None:
+    """It sees the old number, and goes on late, when the change has ended."""
+    with links(fuse_source) as below:
+        wrapper = traced("%fstat", "delay_exit=300000", str(below / "first"))
+        number = (below / "first").stat().st_ino
+        with over(below, fuse_source, wrapper=wrapper) as mount, ThreadPoolExecutor() as pool:
+            path = mount.point / "first"
+            with path.open() as before:
+                fcntl.flock(before, fcntl.LOCK_EX)
+                listed = pool.submit(os.listdir, mount.point)
+                time.sleep(0.1)
+                os.setxattr(before.fileno(), "user.name", b"value")
+                listed.result()
+                assert (below / "first").stat().st_ino != number, "it is where it was: this tests nothing"
+                with path.open() as after, pytest.raises(BlockingIOError):
+                    fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)
