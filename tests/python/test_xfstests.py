@@ -148,3 +148,22 @@ def test_others_have_their_turn_between_two_tests(tmp_path: Path) -> None:
     with xfstests.on_disks(tmp_path, "ext4"):
         # Somebody else may have it, for as long as a campaign or a test of xfstests takes.
         subprocess.run(["flock", "--timeout", "600", str(TURN), "true"], check=True, timeout=660)
+
+
+@pytest.mark.parametrize(
+    ("system", "found", "native", "status"),
+    [
+        ("fuse", "failed", "failed", 0),
+        ("fuse", "failed", "passed", 1),
+        ("fuse", "failed", "not run: no reflink", 1),
+        ("fuse", "failed", None, 1),
+        ("fuse", "not run: no reflink", None, 0),
+        ("tcmu", "not run: no reflink", "not run: no fiemap", 0),
+        ("tcmu", "not run: no reflink", "passed", 1),
+        ("tcmu", "not run: no reflink", None, 1),
+    ],
+)
+def test_what_must_be_as_native(system: str, found: str, native: str | None, status: int) -> None:
+    """A comparison that was not made is none that passed."""
+    record = {"native": {"generic/001": native} if native else {}, system: {"generic/001": found}}
+    assert load().verdict(record, [system]) == status
