@@ -14,6 +14,35 @@
 
 #define CHAR_DEVICES "/sys/class/ublk-char"
 
+/* What a kernel may offer, and grant to a disk. */
+static const struct {
+	uint64_t flag;
+	const char *name;
+} features[] = {
+	{UBLK_F_USER_RECOVERY, "USER_RECOVERY"},
+	{UBLK_F_USER_RECOVERY_REISSUE, "USER_RECOVERY_REISSUE"},
+	{UBLK_F_USER_RECOVERY_FAIL_IO, "USER_RECOVERY_FAIL_IO"},
+	{UBLK_F_AUTO_BUF_REG, "AUTO_BUF_REG"},
+	{UBLK_F_QUIESCE, "QUIESCE"},
+	{UBLK_F_BATCH_IO, "BATCH_IO"},
+	{UBLK_F_SAFE_STOP_DEV, "SAFE_STOP_DEV"},
+};
+
+#define FEATURES (sizeof features / sizeof features[0])
+
+/* Their names, each between quotes. */
+static void print_features(uint64_t flags, const char *quote)
+{
+	const char *before = "";
+
+	for (size_t i = 0; i < FEATURES; i++) {
+		if (!(flags & features[i].flag))
+			continue;
+		printf("%s%s%s%s", before, quote, features[i].name, quote);
+		before = *quote ? ", " : ",";
+	}
+}
+
 static const char *state_name(uint16_t state)
 {
 	switch (state) {
@@ -60,12 +89,12 @@ static void print_json(const struct ublksrv_ctrl_dev_info *info, const struct ub
 {
 	printf("{\"disk\": \"/dev/ublkb%u\", \"number\": %u, \"state\": \"%s\", \"pid\": %d, "
 	       "\"queues\": %u, \"depth\": %u, \"max_request\": %u, \"zero_copy\": %s, "
-	       "\"recovery\": \"%s\", \"arguments\": ",
+	       "\"recovery\": \"%s\", \"granted\": [",
 		info->dev_id, info->dev_id, state_name(info->state), info->ublksrv_pid,
 		info->nr_hw_queues, info->queue_depth, info->max_io_buf_bytes,
 		info->flags & UBLK_F_AUTO_BUF_REG ? "true" : "false", recovery_name(info->flags));
-	if (!record->argv)
-		printf("null");
+	print_features(info->flags, "\"");
+	printf("], \"arguments\": %s", record->argv ? "" : "null");
 	for (int i = 0; i < record->count; i++) {
 		printf("%s", i ? ", " : "[");
 		print_string(record->argv[i]);
@@ -75,10 +104,12 @@ static void print_json(const struct ublksrv_ctrl_dev_info *info, const struct ub
 
 static void print_line(const struct ublksrv_ctrl_dev_info *info, const struct ublk_record *record)
 {
-	printf("/dev/ublkb%u %s pid=%d queues=%u depth=%u max_request=%u zero_copy=%s recovery=%s",
+	printf("/dev/ublkb%u %s pid=%d queues=%u depth=%u max_request=%u zero_copy=%s recovery=%s "
+	       "granted=",
 		info->dev_id, state_name(info->state), info->ublksrv_pid, info->nr_hw_queues,
 		info->queue_depth, info->max_io_buf_bytes,
 		info->flags & UBLK_F_AUTO_BUF_REG ? "on" : "off", recovery_name(info->flags));
+	print_features(info->flags, "");
 	for (int i = 0; i < record->count; i++)
 		printf("%s %s", i ? "" : ":", record->argv[i]);
 }
@@ -181,27 +212,14 @@ int ublk_show_info(struct ublk_control *c, const struct ublk_options *o)
 
 int ublk_show_features(const struct ublk_control *c, bool json)
 {
-	static const struct {
-		uint64_t flag;
-		const char *name;
-	} known[] = {
-		{UBLK_F_USER_RECOVERY, "USER_RECOVERY"},
-		{UBLK_F_USER_RECOVERY_REISSUE, "USER_RECOVERY_REISSUE"},
-		{UBLK_F_USER_RECOVERY_FAIL_IO, "USER_RECOVERY_FAIL_IO"},
-		{UBLK_F_AUTO_BUF_REG, "AUTO_BUF_REG"},
-		{UBLK_F_QUIESCE, "QUIESCE"},
-		{UBLK_F_BATCH_IO, "BATCH_IO"},
-		{UBLK_F_SAFE_STOP_DEV, "SAFE_STOP_DEV"},
-	};
-
 	printf(json ? "{\"features\": \"0x%" PRIx64 "\"" : "0x%" PRIx64, c->features);
-	for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-		bool has = c->features & known[i].flag;
+	for (size_t i = 0; i < FEATURES; i++) {
+		bool has = c->features & features[i].flag;
 
 		if (json)
-			printf(", \"%s\": %s", known[i].name, has ? "true" : "false");
+			printf(", \"%s\": %s", features[i].name, has ? "true" : "false");
 		else if (has)
-			printf(" %s", known[i].name);
+			printf(" %s", features[i].name);
 	}
 	printf(json ? "}\n" : "\n");
 	return 0;

@@ -20,6 +20,9 @@ pytestmark = NEEDS_UBLK
 def test_verify_and_discard(add: Add, mode: str) -> None:
     disk = add(*mode_options(mode), "passthrough", f"file={NVME}")
     assert info(disk)["zero_copy"] == (mode == "zero-copy")
+    granted = info(disk)["granted"]
+    assert "USER_RECOVERY_REISSUE" in granted and ("AUTO_BUF_REG" in granted) == (mode == "zero-copy")
+    assert f" granted={','.join(granted)}: add " in ublk("info", disk)
     finish(start_verify(disk, "--size=16M", "--fdatasync=32"))
     assert read(NVME, 0, MIB) == read(disk, 0, MIB)
     assert any(read(disk, 0, MIB))
