@@ -78,6 +78,9 @@ bool caller_may_pass_through(void)
 
 int caller_prepare(void)
 {
+	/* Threads that cannot part from each other would share the umask of one's caller. */
+	if (unshare(CLONE_FS) == -1)
+		return -errno;
 	if (!fs.is_root)
 		return 0;
 	/*
@@ -105,7 +108,7 @@ void caller_begin(fuse_req_t req, mode_t mode)
 	 * started it, and shares it until they part.
 	 */
 	if (!own_umask || thread_umask != ctx->umask) {
-		own_umask = own_umask || unshare(CLONE_FS) == 0;
+		own_umask = own_umask || unshare(CLONE_FS) == 0; /* as in caller_prepare() */
 		umask(ctx->umask);
 		thread_umask = ctx->umask;
 	}

@@ -340,18 +340,35 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 	session_reply_error(req, (datasync ? fdatasync(fd) : fsync(fd)) == -1 ? errno : 0);
 }
 
+/*
+ * ext4 gives a file that it cannot extend by all, for lack of space, the size of what it could, and
+ * the kernel does not ask for it after an error. With FALLOC_FL_KEEP_SIZE, that fails before.
+ */
+static int allocate(int fd, int mode, off_t offset, off_t length)
+{
+	struct stat st;
+
+	if (!(mode & FALLOC_FL_KEEP_SIZE) && fstat(fd, &st) == 0 && offset + length > st.st_size &&
+		fallocate(fd, mode | FALLOC_FL_KEEP_SIZE, offset, length) == -1 &&
+		(errno == ENOSPC || errno == EDQUOT))
+		return -errno;
+	return fallocate(fd, mode, offset, length) == -1 ? -errno : 0;
+}
+
 void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,
 	struct fuse_file_info *fi)
 {
 	int fd = file_fd(fi), result = 0;
 
-	(void)ino;
 	caller_keep_setid();
 	/* killpriv_v2 has no flag for this call and the next. */
 	if (fs.killpriv_v2 && !keeps_setid(req))
 		result = clear_setid(req, fd);
-	if (result == 0 && fallocate(fd, mode, offset, length) == -1)
-		result = -errno;
+	if (result == 0)
+		result = allocate(fd, mode, offset, length);
+	/* It may have got blocks. This waits for nobody: the caller has the file open. */
+	if (result < 0)
+		fuse_lowlevel_notify_inval_inode(session.fuse, ino, -1, 0);
 	session_reply_error(req, -result);
 }
 

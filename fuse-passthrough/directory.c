@@ -16,7 +16,10 @@
 struct directory {
 	pthread_mutex_t lock;
 	DIR *stream;
-	off_t offset; /* where the stream is */
+	off_t offset; /* up to where it has been answered */
+	/* What comes next, if the stream has been read beyond: it did not fit. Not sought again,
+	 * since the offset may be one that lseek(2) refuses: NFS passes its server's on. */
+	const struct dirent *next;
 };
 
 static struct directory *directory_of(const struct fuse_file_info *fi)
@@ -145,22 +148,22 @@ static void read_directory(
 	if (offset != dir->offset) {
 		seekdir(dir->stream, offset);
 		dir->offset = offset;
+		dir->next = NULL;
 	}
 	for (;;) {
-		const struct dirent *d;
+		const struct dirent *d = dir->next;
 		size_t length;
 
 		errno = 0;
-		d = readdir(dir->stream);
+		d = d ? d : readdir(dir->stream);
 		if (!d) {
 			error = errno;
 			break;
 		}
 		length = add_entry(req, ino, d, buffer + used, size - used, plus);
-		if (length > size - used) {
-			seekdir(dir->stream, dir->offset); /* it is the next one again */
+		dir->next = length > size - used ? d : NULL;
+		if (dir->next)
 			break;
-		}
 		used += length;
 		dir->offset = d->d_off;
 	}

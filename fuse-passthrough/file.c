@@ -150,8 +150,6 @@ static int open_source(const char *path, int flags, struct fuse_file_info *fi)
 	if (fd == -EPERM && (fi->flags & O_APPEND)) {
 		fd = open_retrying(path, flags | O_APPEND);
 		fi->fh |= ONLY_APPENDS;
-		/* Its pages could not be written back. */
-		fi->direct_io = 1;
 	}
 	/* Where a daemon that is not root may only write, as the user asked. */
 	if (fd == -EACCES && (fi->flags & O_ACCMODE) == O_WRONLY) {
@@ -254,7 +252,8 @@ static bool may_dirty(const struct fuse_file_info *fi)
 {
 	int mode = fi->flags & O_ACCMODE;
 
-	return mode != O_RDONLY && (session.writeback || mode != O_WRONLY);
+	/* There is a fourth one, which neither reads nor writes: open(2). */
+	return mode == O_RDWR || (mode == O_WRONLY && session.writeback);
 }
 
 bool changes_unseen(struct inode *inode)
@@ -274,14 +273,23 @@ bool may_hold_data(struct inode *inode)
 /*
  * Counts fi. With kernel passthrough, a mapping that is made through it may be there after its
  * release: the kernel maps a file of its own.
+ *
+ * What may only append has no pages in the cache, unless an earlier writer can write them back:
+ * then it shares them with that one, since Linux before 6.6 goes on to show, and to write, what
+ * they held before a direct write. Not what could be mapped.
  */
-static void begin_writing(struct inode *inode, const struct fuse_file_info *fi)
+static void begin_writing(struct inode *inode, struct fuse_file_info *fi)
 {
+	bool plain;
+
 	inode_lock(inode);
 	atomic_fetch_add(&inode->writers, 1);
 	if (!only_appends(fi) && atomic_load(&inode->plain_fd) == 0)
 		atomic_store(&inode->plain_fd, file_fd(fi) + 1);
+	plain = atomic_load(&inode->plain_fd) != 0;
 	inode_unlock(inode);
+	if (plain && only_appends(fi) && (fi->flags & O_ACCMODE) == O_WRONLY)
+		fi->direct_io = 0;
 	if (fs.passthrough)
 		atomic_store(&inode->mapped, true);
 }
@@ -308,6 +316,7 @@ static void finish_open(
 	(void)req;
 	fi->fh = pack(fd, direct_fd) | (fi->fh & ONLY_APPENDS);
 	fi->keep_cache = session.timeout > 0;
+	fi->direct_io = fi->direct_io || only_appends(fi);
 #if HAVE_NOFLUSH
 	/*
 	 * Nothing is left to do when it is closed: a request less, and close(2) waits for nobody.

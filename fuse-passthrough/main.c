@@ -197,9 +197,8 @@ static bool open_directories(unsigned long *type)
 	umask(0);
 	result = caller_prepare();
 	if (result < 0) {
-		session_warn(
-			"cannot act for other users: %s; CAP_SETUID, CAP_SETGID and CAP_SETPCAP "
-			"are needed",
+		session_warn("cannot act for other users: %s; as root, CAP_SETUID, CAP_SETGID and "
+			     "CAP_SETPCAP are needed, and unshare(2) for all",
 			strerror(-result));
 		return false;
 	}
@@ -274,6 +273,9 @@ static bool each_written(session_visit *visit)
 	return inodes_each_written(visit_written, &visit) == 0;
 }
 
+/* <sys/statvfs.h> does not have it. */
+#define ST_NOSYMFOLLOW 0x2000
+
 /*
  * What the kernel is to know of the mount, whatever the user's options say, which come before. Not
  * nodiratime, which libfuse 3.14 does not know. If SOURCE is read-only, so is the mount: access(2)
@@ -286,9 +288,13 @@ static bool add_mount_options(struct fuse_args *args)
 		unsigned long flag;
 		const char *option;
 	} taken[] = {{ST_RDONLY, "-oro"}, {ST_SYNCHRONOUS, "-osync"}, {ST_NOEXEC, "-onoexec"},
-		{ST_NOSUID, "-onosuid"}, {ST_NODEV, "-onodev"}};
+		{ST_NOSUID, "-onosuid"}, {ST_NODEV, "-onodev"}, {ST_NOSYMFOLLOW, "-onosymfollow"}};
 
-	for (size_t i = 0; i < sizeof(taken) / sizeof(taken[0]); i++)
+	size_t count = sizeof(taken) / sizeof(taken[0]);
+
+	/* Debian 12's libfuse does not know the last one. */
+	count -= fuse_version() < FUSE_MAKE_VERSION(3, 17);
+	for (size_t i = 0; i < count; i++)
 		if (is_mounted(taken[i].flag) && fuse_opt_add_arg(args, taken[i].option) == -1)
 			return false;
 	return !options.noatime || fuse_opt_add_arg(args, "-onoatime") == 0;

@@ -429,6 +429,24 @@ def test_a_full_disk_is_reported(fuse: Mount) -> None:
     assert caught.value.errno == errno.ENOSPC
 
 
+def test_an_allocation_for_which_there_is_no_room(fuse: Mount) -> None:
+    """ext4 extends the file by what it could allocate, and the kernel would go on with the old size."""
+    free = os.statvfs(fuse.source).f_bfree * os.statvfs(fuse.source).f_bsize
+    with (fuse.source / "blocker").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - 600 * MIB)
+    with (fuse.point / "file").open("ab", buffering=0) as file:
+        file.write(b"first ")
+        os.fsync(file.fileno())
+        with pytest.raises(OSError) as caught:
+            os.posix_fallocate(file.fileno(), 0, 800 * MIB)
+        assert caught.value.errno == errno.ENOSPC
+        found, below = os.stat(file.fileno()), (fuse.source / "file").stat()
+        assert (found.st_size, found.st_blocks) == (below.st_size, below.st_blocks)
+        (fuse.source / "blocker").unlink()
+        file.write(b"second")
+    assert (fuse.point / "file").read_bytes() == (fuse.source / "file").read_bytes() == b"first second"
+
+
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "passthrough" not in mode])
 def test_cached_data_that_do_not_fit_are_reported(mode: str, mapped: bool, fuse_start: FuseStart) -> None:

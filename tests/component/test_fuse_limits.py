@@ -17,7 +17,7 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from fuse_mount import MODES, NOBODY, Mount, as_user, lacking_for_mode, start, traced, unmount
+from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, as_user, lacking_for_mode, start, traced, unmount
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 from waiting import wait_until
 
@@ -604,8 +604,13 @@ def reads_a_device(top: Path) -> object:
     return (top / "device").read_bytes()
 
 
+def follows(top: Path) -> object:
+    return os.readlink(top / "link"), (top / "link").read_bytes()
+
+
 @pytest.mark.parametrize(
-    ("option", "use"), [("noexec", runs), ("nosuid", runs_as_its_owner), ("nodev", reads_a_device)]
+    ("option", "use"),
+    [("noexec", runs), ("nosuid", runs_as_its_owner), ("nodev", reads_a_device), ("nosymfollow", follows)],
 )
 def test_the_mount_gives_no_more_rights_than_the_source(
     option: str, use: Callable[[Path], object], fuse_source: Path
@@ -616,11 +621,15 @@ def test_the_mount_gives_no_more_rights_than_the_source(
     shutil.copy("/usr/bin/id", fuse_source / "program")
     (fuse_source / "program").chmod(0o4755)
     os.mknod(fuse_source / "device", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (fuse_source / "link").symlink_to("program")
+    if option == "nosymfollow" and LIBFUSE < (3, 17):
+        pytest.skip(f"libfuse: {'.'.join(map(str, LIBFUSE))} does not know nosymfollow; 3.17 does")
 
     def found(top: Path) -> object:
         try:
             return use(top)
-        except PermissionError:
+        except OSError as error:
+            assert error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP)
             return "denied"
 
     allowed = found(fuse_source)

@@ -155,6 +155,15 @@ def test_removing_while_listing_misses_nothing(fuse: Mount) -> None:
     assert os.listdir(fuse.source) == []
 
 
+def test_a_directory_whose_offsets_cannot_be_sought(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """As on NFS whose server gives offsets of 2^63 and more: what does not fit into one answer is in the next."""
+    names = {f"name {number} {'x' * 50}" for number in range(3000)}
+    for name in names:
+        (fuse_source / name).touch()
+    mount = fuse_start(wrapper=traced("lseek", "error=EINVAL", str(fuse_source)))
+    assert set(os.listdir(mount.point)) == names
+
+
 def test_kinds_of_files(fuse: Mount) -> None:
     os.mkfifo(fuse.point / "fifo")
     os.mknod(fuse.point / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))

@@ -89,6 +89,13 @@ def test_without_proc_no_file_could_be_opened(tmp_path: Path) -> None:
     assert said == ["userblk-passthrough: /proc/self/fd: No such file or directory; mount /proc"]
 
 
+def test_threads_that_would_share_a_umask_serve_nobody(tmp_path: Path) -> None:
+    """A seccomp filter may forbid unshare(2): a private file of one user would get the umask of another one."""
+    result = run([*traced("unshare", "error=EPERM"), str(PROGRAM), str(tmp_path), str(tmp_path)])
+    assert result.returncode == 2
+    assert "unshare(2)" in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_help_names_every_option() -> None:
     result = run([str(PROGRAM), "--help"])
     manual = (ROOT / "fuse-passthrough/userblk-passthrough.1").read_text()
