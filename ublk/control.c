@@ -225,15 +225,27 @@ int ublk_control_info(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_d
 	return with_buffer(c, UBLK_U_CMD_GET_DEV_INFO, id, info, sizeof *info);
 }
 
+int ublk_control_examine(struct ublk_control *c, uint32_t id, uint64_t cookie)
+{
+	struct ublksrv_ctrl_dev_info info;
+	int r = ublk_control_info(c, id, &info);
+
+	return r == 0 && info.ublksrv_flags != cookie ? -ENODEV : r;
+}
+
 int ublk_control_affinity(struct ublk_control *c, uint32_t id, uint16_t queue, cpu_set_t *cpus)
 {
+	int r;
+
 	CPU_ZERO(cpus);
-	return command(c, UBLK_U_CMD_GET_QUEUE_AFFINITY,
+	r = command(c, UBLK_U_CMD_GET_QUEUE_AFFINITY,
 		&(struct ublksrv_ctrl_cmd){.dev_id = id,
 			.queue_id = (uint16_t)-1,
 			.len = sizeof *cpus,
 			.addr = (uintptr_t)cpus,
 			.data[0] = queue});
+	/* The machine may have more CPUs than the set has room for: the thread then runs on any. */
+	return r == -EINVAL ? 0 : r;
 }
 
 int ublk_control_stop(struct ublk_control *c, uint32_t id, bool (*over)(void *opaque), void *opaque)
@@ -251,13 +263,14 @@ int ublk_control_stop(struct ublk_control *c, uint32_t id, bool (*over)(void *op
 	return r;
 }
 
-int ublk_control_delete(struct ublk_control *c, uint32_t id)
+int ublk_control_delete(struct ublk_control *c, uint32_t id, uint64_t cookie)
 {
 	static const unsigned at_once = 1;
-	struct ublksrv_ctrl_dev_info info;
 	long waited = 0;
-	int r = with_data(c, UBLK_U_CMD_DEL_DEV_ASYNC, id, 0);
+	int r = ublk_control_examine(c, id, cookie);
 
+	if (r != -ENODEV)
+		r = with_data(c, UBLK_U_CMD_DEL_DEV_ASYNC, id, 0);
 	/*
 	 * Linux 6.5 and 6.6 lack it. The other command waits for those who have the disk open
 	 * when all is done, and does not mind being cancelled then.
@@ -268,7 +281,7 @@ int ublk_control_delete(struct ublk_control *c, uint32_t id)
 			&at_once);
 		r = r == -ECANCELED ? 0 : r;
 	}
-	while (r == 0 && ublk_control_info(c, id, &info) == 0 && wait_for_gone(&waited))
+	while (r == 0 && ublk_control_examine(c, id, cookie) == 0 && wait_for_gone(&waited))
 		;
 	return r;
 }

@@ -36,6 +36,8 @@ int ublk_control_get_params(struct ublk_control *c, uint32_t id, struct ublk_par
  * -ECANCELED: *ended, which another thread sets, was not 0 before that.
  */
 int ublk_control_start(struct ublk_control *c, uint32_t id, const unsigned *ended);
+/* Is it that cookie's? 0, -ENODEV, or another negative errno. */
+int ublk_control_examine(struct ublk_control *c, uint32_t id, uint64_t cookie);
 int ublk_control_info(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info);
 /* CPUs that the kernel sends the queue's requests from. */
 int ublk_control_affinity(struct ublk_control *c, uint32_t id, uint16_t queue, cpu_set_t *cpus);
@@ -48,9 +50,9 @@ int ublk_control_stop(
 	struct ublk_control *c, uint32_t id, bool (*over)(void *opaque), void *opaque);
 /*
  * Deletes a stopped device. Waits until it is gone, but not long: the kernel keeps it for as long
- * as others have its disk open.
+ * as others have its disk open. -ENODEV: also if the number is another disk's by now.
  */
-int ublk_control_delete(struct ublk_control *c, uint32_t id);
+int ublk_control_delete(struct ublk_control *c, uint32_t id, uint64_t cookie);
 /*
  * Sends the server away once it has answered what it has: takes away the tags that wait for a
  * request, and lets all new requests wait. A queue of which the server has every tag hears nothing:

@@ -124,8 +124,9 @@ static int await(const struct write_back *w, pid_t child, int64_t at_most_ms)
 		pid_t ended = waitpid(child, &status, WNOHANG);
 
 		if (ended != 0) {
-			r = ended == child && WIFEXITED(status) && WEXITSTATUS(status) == 0 ? 0
-											    : -EIO;
+			r = ended != child || WIFSIGNALED(status) ? -EINTR
+			    : WEXITSTATUS(status) == 0		  ? 0
+								  : -EIO;
 			break;
 		}
 		if (patience && patience->over(patience->opaque)) {

@@ -229,6 +229,8 @@ static int parse_arguments(char **argv, struct ublk_options *o, struct params_er
 		}
 		argv++;
 	}
+	if (o->command == UBLK_COMMAND_STOP && *argv)
+		o->cookie = strtoull(*argv++, NULL, 16);
 	if (o->command == UBLK_COMMAND_ADD || o->command == UBLK_COMMAND_REPLACE) {
 		ublk_devices_load_unless(*argv);
 		o->params = params_from_argv(argv, error);

@@ -25,6 +25,7 @@ struct ublk_options {
 	enum ublk_command command;
 	struct ublk_server_options server; /* its id also for the commands that name a disk */
 	struct params *params;		   /* add, replace: complete; the caller frees */
+	uint64_t cookie;		   /* stop-for-server: of the disk */
 	bool foreground, json, force;
 };
 

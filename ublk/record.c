@@ -159,17 +159,25 @@ void ublk_record_free(struct ublk_record *record)
 	*record = (struct ublk_record){0};
 }
 
+/* Removes a file if it is that cookie's. */
+static void remove_file(uint32_t id, const char *suffix, uint64_t cookie)
+{
+	char path[64], expected[17];
+	size_t length;
+	char *text;
+
+	snprintf(expected, sizeof expected, "%016" PRIx64, cookie);
+	path_of(id, suffix, path);
+	text = slurp(path, &length);
+	if (text && strcmp(text, expected) == 0)
+		unlink(path);
+	free(text);
+}
+
 void ublk_record_remove(uint32_t id, uint64_t cookie)
 {
-	struct ublk_record record;
-	char path[64];
-
-	if (ublk_record_read(id, cookie, &record) < 0)
-		return;
-	ublk_record_free(&record);
-
-	path_of(id, "", path);
-	unlink(path);
+	remove_file(id, "", cookie);
+	remove_file(id, ".new", cookie); /* of a server that was killed while it wrote it */
 }
 
 void ublk_record_leave_failure(uint32_t id, uint64_t cookie)

@@ -130,7 +130,7 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 	}
 	if (r == 0) {
 		begun = ublk_seconds();
-		r = ublk_stop_elsewhere(c, id, is_late, &begun);
+		r = ublk_stop_elsewhere(c, id, info.ublksrv_flags, is_late, &begun);
 		if (claim >= 0)
 			close(claim); /* the kernel waits for it */
 		if (r == -ECANCELED) {
@@ -140,7 +140,7 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 			return EXIT_FAILURE;
 		}
 		if (r == 0 || r == -ENODEV)
-			r = ublk_control_delete(c, id);
+			r = ublk_control_delete(c, id, info.ublksrv_flags);
 		r = r == -ENODEV ? 0 : r;
 		if (r < 0) {
 			warnx("ublk%u: cannot be removed: %s", id, strerror(-r));

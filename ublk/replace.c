@@ -214,8 +214,9 @@ int ublk_replace(const struct ublk_options *o, char *const *argv)
 		return r;
 	start.cookie = info.ublksrv_flags;
 	if (info.state != UBLK_S_DEV_LIVE) {
-		if (ublk_record_read(info.dev_id, start.cookie, &record) < 0 &&
-			!ublk_server_knows(info.flags)) {
+		if (ublk_record_read(info.dev_id, start.cookie, &record) == 0) {
+			start.before = &record;
+		} else if (!ublk_server_knows(info.flags)) {
 			warnx("ublk%u: has features of ublk that only the program that added it "
 			      "can serve; use that program",
 				info.dev_id);

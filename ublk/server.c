@@ -440,11 +440,9 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 
 	backend_start(s->dev.device);
 	r = prepare_queues(s, o, queues);
-	if (r == 0 && recovers) {
-		r = user->taking(user->opaque, s->id);
-		if (r < 0)
-			_exit(EXIT_FAILURE);
-	}
+	/* A new disk outlives us from its start on. */
+	if (r == 0 && user->taking(user->opaque, s->id) < 0)
+		_exit(EXIT_FAILURE);
 	/*
 	 * From here on as little as possible may fail: before Linux 6.16, a server that ends while
 	 * it has some of the queues leaves a disk that no other server can have.
@@ -462,11 +460,13 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	}
 	if (r < 0) {
 		failed(s, step, r);
-		if (recovers)
+		if (recovers) {
+			user->missed(user->opaque, s->id);
 			_exit(EXIT_FAILURE); /* the device waits for another server */
+		}
 		ublk_control_stop(s->control, s->id, NULL, NULL);
 		end_threads(s);
-		ublk_control_delete(s->control, s->id);
+		ublk_control_delete(s->control, s->id, s->cookie);
 		return EXIT_FAILURE;
 	}
 	user->ready(user->opaque, s->id);
@@ -487,7 +487,8 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	asked = asked && !ending.gone;
 	if (asked) {
 		backend_stop(s->dev.device);
-		r = ublk_stop_elsewhere(s->control, s->id, ublk_ending_gives_up, &ending);
+		r = ublk_stop_elsewhere(
+			s->control, s->id, s->cookie, ublk_ending_gives_up, &ending);
 	}
 	if (claim >= 0)
 		close(claim); /* the kernel waits for it */
@@ -496,7 +497,7 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	kept = end_threads(s);
 	/* The program that stopped the device deletes it, or gives it another server. */
 	if (asked) {
-		r = ublk_control_delete(s->control, s->id);
+		r = ublk_control_delete(s->control, s->id, s->cookie);
 		if (r < 0 && r != -ENODEV)
 			return failed(s, "DEL_DEV", r);
 		/* The driver may know it for as long as somebody has it open. */
@@ -581,7 +582,7 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	else if ((r = open_char(&s)) < 0)
 		failed(&s, "cannot open its character device", r);
 	if (r < 0) {
-		ublk_control_delete(c, s.id);
+		ublk_control_delete(c, s.id, s.cookie);
 		backend_close(dev->device);
 		return EXIT_FAILURE;
 	}

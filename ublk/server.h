@@ -37,12 +37,13 @@ struct ublk_server_options {
 /* The program around a server. */
 struct ublk_server_user {
 	/*
-	 * An existing disk is about to get this server, which has opened the device. Negative
-	 * errno, reported: it does not. NULL: nothing.
+	 * The disk is about to get this server, which has opened the device. Negative errno,
+	 * reported, for an existing one: it does not.
 	 */
 	int (*taking)(void *opaque, uint32_t id);
-	void (*taken)(void *opaque);		  /* it has all queues of that disk */
-	void (*ready)(void *opaque, uint32_t id); /* the disk can be used */
+	void (*missed)(void *opaque, uint32_t id); /* an existing one has not got it after all */
+	void (*taken)(void *opaque);		   /* it has all queues of that disk */
+	void (*ready)(void *opaque, uint32_t id);  /* the disk can be used */
 	void *opaque;
 	bool returns; /* it serves the existing disk as a moment ago */
 	int watch;    /* of an existing disk's device: backend_watch(); negative: none */

@@ -14,6 +14,9 @@
 
 #define CHAR_DEVICES "/sys/class/ublk-char"
 
+/* Of such a disk, the driver wants to know by which path its asker sees it. */
+#define UNPRIVILEGED "is an unprivileged disk of another program; use that program"
+
 /* What a kernel may offer, and grant to a disk. */
 static const struct {
 	uint64_t flag;
@@ -170,6 +173,10 @@ int ublk_show_list(struct ublk_control *c, bool json)
 
 		if (r == -ENODEV) /* gone */
 			continue;
+		if (r == -EINVAL) {
+			warnx("ublk%u: " UNPRIVILEGED, numbers[i]);
+			continue;
+		}
 		if (r < 0) {
 			warnx("ublk%u: %s", numbers[i], strerror(-r));
 			code = EXIT_FAILURE;
@@ -194,7 +201,9 @@ int ublk_examine(struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_in
 
 	if (r < 0)
 		warnx("ublk%u: %s", id,
-			r == -ENODEV ? "no such disk; see userblk-ublk list" : strerror(-r));
+			r == -ENODEV   ? "no such disk; see userblk-ublk list"
+			: r == -EINVAL ? UNPRIVILEGED
+				       : strerror(-r));
 	return r < 0 ? EXIT_USAGE : 0;
 }
 

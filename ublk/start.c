@@ -93,6 +93,15 @@ static int record(void *opaque, uint32_t id)
 	return 0;
 }
 
+/* What others had recorded is in its place again. */
+static void missed(void *opaque, uint32_t id)
+{
+	const struct ublk_start *start = opaque;
+
+	if (start->before)
+		ublk_record_write(id, start->cookie, start->before->directory, start->before->argv);
+}
+
 static void taken(void *opaque)
 {
 	tell_keeper(opaque, UBLK_TAKEN);
@@ -105,8 +114,6 @@ static void ready(void *opaque, uint32_t id)
 	unsigned char code = (unsigned char)start->code;
 	int null;
 
-	if (!start->recorded)
-		record(start, id);
 	dismiss_keeper(start);
 	if (start->code)
 		warnx("ublk%u: continues as before", id);
@@ -136,6 +143,7 @@ static void ready(void *opaque, uint32_t id)
 static struct ublk_server_user user_of(struct ublk_start *start)
 {
 	return (struct ublk_server_user){.taking = record,
+		.missed = missed,
 		.taken = taken,
 		.ready = ready,
 		.opaque = start,

@@ -23,9 +23,10 @@ struct ublk_start {
 	char *const *argv;
 	bool replaces; /* it must be recorded, or another server takes its place */
 	bool recorded;
-	uint32_t id; /* of the disk, once it is recorded */
-	int report;  /* pipe to the process that the user waits for, or -1 */
-	int code;    /* its exit code */
+	const struct ublk_record *before; /* what was recorded of a disk without server; or NULL */
+	uint32_t id;			  /* of the disk, once it is recorded */
+	int report;			  /* pipe to the process that the user waits for, or -1 */
+	int code;			  /* its exit code */
 	/* The process that serves the disk as before if this one does not, and how it learns that.
 	 */
 	pid_t keeper;

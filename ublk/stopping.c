@@ -16,22 +16,23 @@
 #define STEP_MS 100
 
 /* Its signals are blocked, as the server's are. */
-static int spawn(uint32_t id, pid_t *child)
+static int spawn(uint32_t id, uint64_t cookie, pid_t *child)
 {
 	static char program[] = "userblk-ublk", command[] = "stop-for-server";
-	char disk[16];
-	char *const argv[] = {program, command, disk, NULL};
+	char disk[16], mark[20];
+	char *const argv[] = {program, command, disk, mark, NULL};
 
 	snprintf(disk, sizeof disk, "%" PRIu32, id);
+	snprintf(mark, sizeof mark, "%" PRIx64, cookie);
 	return ublk_process_spawn("/proc/self/exe", argv, child);
 }
 
-int ublk_stop_elsewhere(
-	struct ublk_control *c, uint32_t id, bool (*over)(void *opaque), void *opaque)
+int ublk_stop_elsewhere(struct ublk_control *c, uint32_t id, uint64_t cookie,
+	bool (*over)(void *opaque), void *opaque)
 {
 	struct pollfd end = {.events = POLLIN};
 	pid_t child, ended;
-	int status, r = spawn(id, &child);
+	int status, r = spawn(id, cookie, &child);
 
 	if (r < 0) /* such as without /proc */
 		return ublk_control_stop(c, id, over, opaque);
@@ -59,18 +60,17 @@ static bool never(void *opaque)
 	return false;
 }
 
-int ublk_stop_for_parent(struct ublk_control *c, uint32_t id)
+int ublk_stop_for_parent(struct ublk_control *c, uint32_t id, uint64_t cookie)
 {
-	struct ublksrv_ctrl_dev_info info;
 	pid_t parent = getppid();
-	int r = ublk_control_info(c, id, &info);
+	int r = ublk_control_examine(c, id, cookie);
 
 	if (r == 0)
 		r = ublk_control_stop(c, id, never, NULL);
 	if (r == 0 && getppid() != parent) {
-		r = ublk_control_delete(c, id);
+		r = ublk_control_delete(c, id, cookie);
 		if (r == 0)
-			ublk_record_remove(id, info.ublksrv_flags);
+			ublk_record_remove(id, cookie);
 	}
 	return -r;
 }

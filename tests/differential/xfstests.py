@@ -9,8 +9,8 @@ In the lab's guest also on a file system over the disk of each framework, as FRA
 
 A test runs natively too if a system fails it, or if it cannot run on a disk. What has been run stays in --record: the
 next call goes on. A test that fails, and not natively, or cannot run on a disk where it runs natively, fails this
-program, unless docs/fuse.md has a line for it under "xfstests". Nothing stays on the machine: mounts, and the users that
-xfstests asks for, are in a mount namespace of this program's. Exit status: 0; 1: a test failed; 2: it cannot run.
+program, unless docs/fuse.md has a line for it under "xfstests". Nothing stays on the machine: mounts, and the users
+that xfstests asks for, are in a mount namespace of this program's. Exit status: 0; 1: a test failed; 2: it cannot run.
 """
 
 from __future__ import annotations

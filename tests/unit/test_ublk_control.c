@@ -22,6 +22,7 @@ static int from_pipe; /* what commands wait for */
 static char byte;
 static uint32_t refused; /* the command that this kernel does not know */
 static uint32_t commands[8], count;
+static const struct ublksrv_ctrl_dev_info *known; /* of any device */
 static unsigned taken; /* how often the number of a new device is taken */
 
 int __wrap_io_uring_submit(struct io_uring *ring)
@@ -31,6 +32,8 @@ int __wrap_io_uring_submit(struct io_uring *ring)
 	uint64_t number = sqe->user_data;
 
 	if (sqe->opcode == IORING_OP_URING_CMD) {
+		const struct ublksrv_ctrl_cmd *sent = (const void *)sqe->cmd;
+		void *answer = (void *)(uintptr_t)sent->addr;
 		uint32_t command = sqe->cmd_op;
 
 		assert_true(count < sizeof commands / sizeof commands[0]);
@@ -39,12 +42,15 @@ int __wrap_io_uring_submit(struct io_uring *ring)
 		/* There are no devices. */
 		if (command == UBLK_U_CMD_ADD_DEV && taken)
 			io_uring_prep_mkdirat(sqe, AT_FDCWD, "/", 0); /* which exists */
-		else if (command == UBLK_U_CMD_ADD_DEV)
+		else if (command == UBLK_U_CMD_ADD_DEV ||
+			 (command == UBLK_U_CMD_GET_DEV_INFO && known))
 			io_uring_prep_nop(sqe);
 		else if (command == refused || command == UBLK_U_CMD_GET_DEV_INFO)
 			io_uring_prep_read(sqe, -1, &byte, 1, 0);
 		else
 			io_uring_prep_read(sqe, from_pipe, &byte, 1, 0);
+		if (command == UBLK_U_CMD_GET_DEV_INFO && known)
+			memcpy(answer, known, sizeof *known);
 		taken -= command == UBLK_U_CMD_ADD_DEV && taken;
 		sqe->user_data = number;
 	}
@@ -171,10 +177,23 @@ static void test_a_device_is_deleted_by_old_kernels(void **state)
 
 	refused = UBLK_U_CMD_DEL_DEV_ASYNC;
 	/* Its wait is for those who have the disk open. */
-	assert_int_equal(ublk_control_delete(&s->control, 0), 0);
-	assert_int_equal(commands[0], UBLK_U_CMD_DEL_DEV_ASYNC);
-	assert_int_equal(commands[1], UBLK_U_CMD_DEL_DEV);
-	assert_int_equal(commands[2], UBLK_U_CMD_GET_DEV_INFO);
+	assert_int_equal(ublk_control_delete(&s->control, 0, 0), 0);
+	assert_int_equal(commands[1], UBLK_U_CMD_DEL_DEV_ASYNC);
+	assert_int_equal(commands[2], UBLK_U_CMD_DEL_DEV);
+	assert_int_equal(commands[3], UBLK_U_CMD_GET_DEV_INFO);
+}
+
+/* The one that was meant has been deleted by somebody else, and its number given to a new disk. */
+static void test_a_number_of_another_disk_is_not_deleted(void **state)
+{
+	static const struct ublksrv_ctrl_dev_info other = {.ublksrv_flags = 8};
+	struct scene *s = *state;
+
+	known = &other;
+	assert_int_equal(ublk_control_delete(&s->control, 0, 7), -ENODEV);
+	known = NULL;
+	assert_int_equal(count, 1);
+	assert_int_equal(commands[0], UBLK_U_CMD_GET_DEV_INFO);
 }
 
 /* A device that was just deleted still has its number when nothing else is known of it. */
@@ -207,6 +226,8 @@ int main(void)
 			tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_a_device_is_deleted_by_old_kernels, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_a_number_of_another_disk_is_not_deleted, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_a_number_that_is_about_to_be_free_is_waited_for, set_up, tear_down),
 	};

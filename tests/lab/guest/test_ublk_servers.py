@@ -494,6 +494,34 @@ def test_a_replacement_that_fails_leaves_the_old_record(add: Add, tmp_path: Path
     finish(start_verify(disk, "--size=1M"))
 
 
+def test_a_server_that_dies_before_its_disk_is_recorded(add: Add) -> None:
+    """Nobody could serve the disk if it were there already, and all who open it would wait."""
+    run(
+        ["strace", "-o", "/dev/null", "-e", "inject=rename:signal=KILL", UBLK,
+         "add", "--foreground", "passthrough", f"file={NVME}"],
+        expect=None,
+    )  # fmt: skip
+    (disk,) = disks()
+    wait_until("the kernel notices the death", lambda: info(disk["disk"])["state"] != "live", LIMIT)
+    assert info(disk["disk"])["state"] == "dead"
+    ublk("delete", disk["disk"])
+
+
+def test_a_replacement_of_a_waiting_disk_that_fails_leaves_the_record(add: Add) -> None:
+    """The unit serves the disk by that a second later."""
+    disk = add("passthrough", f"file={NVME}")
+    before = info(disk)["arguments"]
+    kill(disk)
+    run(
+        ["strace", "-f", "-o", "/dev/null", "-e", "inject=mmap:error=ENOMEM", "-P", disk.replace("ublkb", "ublkc"),
+         UBLK, "replace", "--foreground", disk, "--threads=1", "passthrough", f"file={NVME}"],
+        expect=1,
+    )  # fmt: skip
+    assert info(disk)["arguments"] == before
+    ublk("recover", disk)
+    finish(start_verify(disk, "--size=1M"))
+
+
 def test_a_server_that_is_late_leaves_the_faster_one(add: Add, tmp_path: Path) -> None:
     """What it has may be older, and it must not wait for the other one's end."""
     old, new = tmp_path / "old", tmp_path / "new"

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def users(disk: str) -> list[str]:
     return volumes + [line for line in Path("/proc/swaps").read_text().splitlines() if line.startswith(disk)]
 
 
-@pytest.mark.parametrize("use", ["swap", "volume", "busy volume"])
+@pytest.mark.parametrize("use", ["swap", "volume", "busy volume", "another namespace"])
 def test_the_unit_ends_what_is_on_its_disk(
     add: Add, mountpoint: Path, use: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,14 @@ def test_the_unit_ends_what_is_on_its_disk(
     if use == "swap":
         run(["mkswap", disk])
         run(["swapon", disk])
+    elif use == "another namespace":
+        run(["mkfs.ext4", "-qF", disk])
+        run(["mount", disk, mountpoint])
+        (mountpoint / "file").write_bytes(data)
+        words = ["unshare", "--mount", "--propagation=private", "sh", "-c", "echo; exec sleep infinity"]
+        user = subprocess.Popen(words, stdout=subprocess.PIPE)
+        assert user.stdout and user.stdout.readline() == b"\n"
+        run(["umount", mountpoint])
     else:
         run(["modprobe", "dm-mod"])
         run(["mkfs.ext4", "-qF", disk])
@@ -55,8 +64,9 @@ def test_the_unit_ends_what_is_on_its_disk(
         if use == "busy volume":
             user = subprocess.Popen(["sleep", "infinity"], cwd=mountpoint)
         run(["env", f"MAINPID={pid}", *unit_command("ExecStop", UBLK)], expect=None)
-        assert user or users(disk) == []
-        os.kill(pid, signal.SIGTERM)  # as systemd does then
+        assert user or disks() == []
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)  # as systemd does then
         wait_until("the disk is gone", lambda: disks() == [], LIMIT / 2)
     finally:
         if user:
