@@ -89,6 +89,9 @@ int command_look(struct tcmu_device *dev, struct tcmur_cmd *cmd)
 		return TCMU_STS_NOT_HANDLED;
 	case EXTENDED_COPY:
 		return conform_copy(cmd->lib_cmd);
+	case UNMAP:
+		conform_unmap(cmd->lib_cmd);
+		return TCMU_STS_NOT_HANDLED;
 	case READ_10:
 	case READ_12:
 	case READ_16:

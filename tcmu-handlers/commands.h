@@ -68,5 +68,6 @@ int command_writesame(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t o
 /* Before the runner answers: see conformance.c. */
 void conform_inquiry(struct device *d, struct tcmulib_cmd *lib);
 int conform_copy(struct tcmulib_cmd *lib);
+void conform_unmap(struct tcmulib_cmd *lib);
 
 #endif

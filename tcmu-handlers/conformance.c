@@ -195,3 +195,27 @@ int conform_copy(struct tcmulib_cmd *lib)
 		return TCMU_STS_NOTSUPP_SEG_DESC_TYPE;
 	return segments > COPY_SEGMENT ? TCMU_STS_TOO_MANY_SEG_DESC : TCMU_STS_NOT_HANDLED;
 }
+
+/* ---- UNMAP -------------------------------------------------------------------- */
+
+#define UNMAP_HEADER	 8
+#define UNMAP_DESCRIPTOR 16
+
+/*
+ * A descriptor that the parameter list does not hold as a whole is to be ignored (SBC-3). The
+ * runner goes by the length that the list itself tells, and would take what lies behind it.
+ */
+void conform_unmap(struct tcmulib_cmd *lib)
+{
+	size_t length = tcmu_cdb_get_xfer_length(lib->cdb), whole;
+	uint8_t *list;
+
+	if (length < UNMAP_HEADER || lib->iov_cnt == 0 || lib->iovec[0].iov_len < UNMAP_HEADER)
+		return;
+	list = lib->iovec[0].iov_base;
+	whole = (length - UNMAP_HEADER) / UNMAP_DESCRIPTOR * UNMAP_DESCRIPTOR;
+	if (get_16(list + 2) <= whole)
+		return;
+	list[2] = (uint8_t)(whole >> 8);
+	list[3] = (uint8_t)whole;
+}

@@ -290,11 +290,46 @@ static void test_copies_that_are_wrong(void **state)
 	assert_int_equal(conform_copy(&lib), TCMU_STS_NOT_HANDLED);
 }
 
+/* The length of the descriptors that an UNMAP of so many bytes tells, and is taken for. */
+static unsigned unmapped(unsigned told, size_t length, size_t in_one_piece)
+{
+	memset(cdb, 0, sizeof cdb);
+	cdb[0] = UNMAP;
+	cdb[7] = (uint8_t)(length >> 8);
+	cdb[8] = (uint8_t)length;
+	memset(list, 0, sizeof list);
+	list[2] = (uint8_t)(told >> 8);
+	list[3] = (uint8_t)told;
+	iov = (struct iovec){list, in_one_piece};
+	lib.cdb = cdb;
+	lib.iovec = &iov;
+	lib.iov_cnt = 1;
+	conform_unmap(&lib);
+	return (unsigned)list[2] << 8 | list[3];
+}
+
+/* The runner would read on behind the list. */
+static void test_unmaps_of_more_than_they_have(void **state)
+{
+	(void)state;
+	assert_int_equal(unmapped(16, 24, 24), 16);
+	assert_int_equal(unmapped(16, 40, 40), 16);
+	assert_int_equal(unmapped(64, 24, 24), 16);
+	assert_int_equal(unmapped(65535, 39, 39), 16);
+	assert_int_equal(unmapped(16, 8, 8), 0);
+	/* The runner's to refuse, or nothing to look at. */
+	assert_int_equal(unmapped(16, 7, 7), 16);
+	assert_int_equal(unmapped(16, 24, 4), 16);
+	lib.iov_cnt = 0;
+	conform_unmap(&lib);
+}
+
 #define TEST(name) cmocka_unit_test_setup(name, set_up)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		TEST(test_unmaps_of_more_than_they_have),
 		TEST(test_standard_data),
 		TEST(test_less_memory_than_standard_data),
 		TEST(test_block_limits),
