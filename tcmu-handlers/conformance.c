@@ -202,7 +202,7 @@ int conform_copy(struct tcmulib_cmd *lib)
 #define UNMAP_DESCRIPTOR 16
 
 /*
- * A descriptor that the parameter list does not hold as a whole is to be ignored (SBC-3). The
+ * A descriptor that the parameter list does not hold as a whole must be ignored (SBC-3). The
  * runner goes by the length that the list itself tells, and would take what lies behind it.
  */
 void conform_unmap(struct tcmulib_cmd *lib)

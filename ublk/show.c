@@ -14,7 +14,7 @@
 
 #define CHAR_DEVICES "/sys/class/ublk-char"
 
-/* Of such a disk, the driver wants to know by which path its asker sees it. */
+/* The driver wants to know by which path the asker sees such a disk. */
 #define UNPRIVILEGED "is an unprivileged disk of another program; use that program"
 
 /* What a kernel may offer, and grant to a disk. */

@@ -287,7 +287,7 @@ static void test_file_systems_that_are_not_seen_may_not_be_written(void **state)
 static void test_errors(void **state)
 {
 	(void)state;
-	/* By whom memory is short for, perhaps: it may still be written. */
+	/* As when memory is short: what is dirty may still be written. */
 	write_file("mounted", "kill -KILL $$\n");
 	assert_true(ublk_disk_unsynced(ublk_disk_sync(5, true, NULL)));
 	write_file("mounted", "exit 1\n");

@@ -36,7 +36,7 @@ STANDING_S = 3.0
 BLOCKS = 64  # of each kind that the program writes
 KINDS = ("buffered", "direct")
 PROGRAM = "userblk-ublk"
-# Before, a server that is killed while it takes the queues over leaves a disk for ever (CAVEATS).
+# Before, a server that is killed while it takes the queues over leaves a disk forever (CAVEATS).
 MAY_KILL_REPLACEMENTS = tuple(map(int, platform.release().split(".")[:2])) >= (6, 16)
 
 pytestmark = [NEEDS_UBLK, pytest.mark.timeout(SECONDS + 1200)]
