@@ -274,9 +274,9 @@ bool may_hold_data(struct inode *inode)
  * Counts fi. With kernel passthrough, a mapping that is made through it may be there after its
  * release: the kernel maps a file of its own.
  *
- * What may only append has no pages in the cache, unless an earlier writer can write them back:
- * then it shares them with that one, since Linux before 6.6 goes on to show, and to write, what
- * they held before a direct write. Not what could be mapped.
+ * What may only append has no pages in the cache, because nobody sees who stores what at which
+ * place there. Linux before 6.6 goes on to show, and to write, what pages held before a direct
+ * write: there it shares those of an earlier writer, unless it could be mapped.
  */
 static void begin_writing(struct inode *inode, struct fuse_file_info *fi)
 {
@@ -288,7 +288,8 @@ static void begin_writing(struct inode *inode, struct fuse_file_info *fi)
 		atomic_store(&inode->plain_fd, file_fd(fi) + 1);
 	plain = atomic_load(&inode->plain_fd) != 0;
 	inode_unlock(inode);
-	if (plain && only_appends(fi) && (fi->flags & O_ACCMODE) == O_WRONLY)
+	if (plain && only_appends(fi) && !fs.direct_drops_pages &&
+		(fi->flags & O_ACCMODE) == O_WRONLY)
 		fi->direct_io = 0;
 	if (fs.passthrough)
 		atomic_store(&inode->mapped, true);

@@ -74,6 +74,7 @@ static void negotiate(struct fuse_conn_info *conn)
 #endif
 	granted.readdirplus = conn->capable & FUSE_CAP_READDIRPLUS;
 	fs.flags_checked = conn->proto_minor >= 34;
+	fs.direct_drops_pages = conn->proto_minor >= 39;
 }
 
 static int tell(char *text, size_t size)

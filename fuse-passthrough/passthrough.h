@@ -41,6 +41,8 @@ struct filesystem {
 	bool plain_close;   /* close(2) does nothing to a file of the source */
 	enum names names;   /* of all directories; unknown: of each its own */
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
+	bool direct_drops_pages; /* a direct write leaves none of what it has overwritten in the
+				    cache */
 	/* Inodes whose data went through the daemon although passthrough is on. */
 	atomic_uint_fast64_t passthrough_refused;
 	pthread_mutex_t synced_lock;	/* held while synced is changed, or looked up */
