@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 from ..machine.blockdev import identify, is_there
@@ -18,6 +20,9 @@ MODULES = ("vduse", "virtio_vdpa", "virtio_blk")
 NAME = "userblk"
 NO_DIRECT_IO = "the kernel does not transfer between a device and VDUSE's memory"  # EFAULT, seen with Linux 6.12.118
 DEPTH = 256  # requests of each queue
+CONTROL = Path("/dev/vduse/control")
+NAME_MAX = 256  # bytes
+VDUSE_DESTROY_DEV = 0x41008103  # _IOW(0x81, 3, char[NAME_MAX])
 
 
 def disk_of(name: str) -> str:
@@ -39,6 +44,22 @@ def remove_vdpa(name: str) -> None:
     await_true(f"vDPA device {name} was not removed", lambda: not device.exists())
 
 
+@undo
+def destroy_vduse(name: str) -> None:
+    """
+    What a server leaves that ended while the vDPA device was there, which kept it from removing this. The kernel
+    refuses one that is in use.
+    """
+
+    def gone() -> bool:
+        with suppress(OSError), CONTROL.open("r+b", buffering=0) as control:
+            fcntl.ioctl(control, VDUSE_DESTROY_DEV, name.encode().ljust(NAME_MAX, b"\0"))
+        return not (CONTROL.parent / name).exists()
+
+    if (CONTROL.parent / name).exists():
+        await_true(f"{CONTROL.parent / name} was not removed", gone)
+
+
 def read_once(path: str) -> None:
     """Raises BringUpError where direct I/O of the server fails."""
     try:
@@ -51,8 +72,9 @@ def read_once(path: str) -> None:
 
 def up(context: Context) -> Running:
     config, device, recorder, teardown = context.config, context.device, context.recorder, context.teardown
-    if Path("/dev/vduse", NAME).exists():
-        raise BringUpError(f"/dev/vduse/{NAME} exists already: another server runs")
+    node = CONTROL.parent / NAME
+    if node.exists():
+        raise BringUpError(f"{node} exists already: another server runs")
     size = device.size if config.uses_device else context.area
     queues = os.cpu_count() or 1
     below = (
@@ -64,8 +86,9 @@ def up(context: Context) -> Running:
         f"type=vduse-blk,id=export,node-name=below,name={NAME},writable=on,num-queues={queues},queue-size={DEPTH},"
         f"logical-block-size={device.logical_block_size}"
     )
+    teardown.push("destroy_vduse", name=NAME)
     server = recorder.spawn(["qemu-storage-daemon", "--blockdev", below, "--export", export], teardown=teardown)
-    await_up("qemu-storage-daemon is not ready", Path("/dev/vduse", NAME).exists, server)
+    await_up("qemu-storage-daemon is not ready", node.exists, server)
     teardown.push("remove_vdpa", name=NAME)
     recorder.run(["vdpa", "dev", "add", "name", NAME, "mgmtdev", "vduse"], timeout=PATIENCE)
     await_up("the virtio disk does not appear", lambda: bool(disk_of(NAME)), server)

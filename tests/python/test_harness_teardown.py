@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -32,8 +34,8 @@ from userblk.harness.machine.teardown import Teardown, TeardownError, recover, s
 from userblk.harness.model.config import load_system
 from userblk.harness.running.runner import mark_done
 from userblk.harness.systems import loop as loop_system
-from userblk.harness.systems import nfs, ublk
-from userblk.harness.systems.base import Context, Running
+from userblk.harness.systems import nfs, ublk, vduse
+from userblk.harness.systems.base import BringUpError, Context, Running
 from userblk.harness.systems.command import detach_at_teardown
 from waiting import wait_until
 
@@ -484,3 +486,44 @@ def test_the_thread_of_a_server_is_the_kernels(tmp_path: Path) -> None:
         assert other.stdout and other.stdout.readline() == b"\n"
         assert nfs.first_thread()[0] != other.pid
         other.communicate(b"\n", timeout=LIMIT)
+
+
+def kernel_of_vduse(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files, and the request to destroy a device, which it refuses as long as that is in use: once."""
+    (directory / "control").touch()
+    monkeypatch.setattr(vduse, "CONTROL", directory / "control")
+    refusals = [OSError(errno.EBUSY, "in use")]
+
+    def ioctl(control: object, request: int, name: bytes) -> int:
+        assert request == vduse.VDUSE_DESTROY_DEV and len(name) == vduse.NAME_MAX
+        if refusals:
+            raise refusals.pop()
+        (directory / name.rstrip(b"\0").decode()).unlink()
+        return 0
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+
+
+def test_a_vduse_device_goes_whose_server_ended_before_it_could(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server ends with a killed runner, and cannot remove it then, as the kernel's disk is still there."""
+    kernel_of_vduse(tmp_path, monkeypatch)
+    daemon, vdpa = tmp_path / "qemu-storage-daemon", tmp_path / "vdpa"
+    daemon.write_text(f"#!/bin/sh\ntouch {tmp_path}/{vduse.NAME}\nexec sleep 1000\n")
+    vdpa.write_text("#!/bin/sh\nexit 1\n")
+    for program in (daemon, vdpa):
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    stack = Teardown()
+    context = Context(
+        load_system("vduse-null"), NO_DEVICE, 1 << 20, "b", Recorder(tmp_path / "r"), stack, ExitStack()
+    )  # fmt: skip
+    with pytest.raises(CommandError, match="vdpa dev add"):
+        vduse.up(context)
+    with pytest.raises(BringUpError, match=f"{tmp_path}/{vduse.NAME} exists already"):
+        vduse.up(context)
+    stack.unwind()
+    assert not (tmp_path / vduse.NAME).exists()
+    stack.push("destroy_vduse", name=vduse.NAME)
+    stack.unwind()  # nothing is left to do
