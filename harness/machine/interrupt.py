@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -42,9 +42,14 @@ def install() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _State.depth = _State.pending = 0
     _State.raised = False
+    handle_signals(_handle)
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    """What asks a program to end; a SIGHUP that is ignored stays so."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _handle)
+            signal.signal(number, handler)
 
 
 @contextmanager

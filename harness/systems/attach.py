@@ -6,7 +6,8 @@
 Each cycle adds all disks at the same moment, each with its own server of the null device (TCMU: one daemon, which
 starts with them; loop: a file in memory). When all have been read, it removes them at the same moment. Samples, in
 seconds: from the first moment until a disk is there (`there`), and until 4 KiB have been read from it past the page
-cache (`read`); from the second moment until the disk and its server are gone (`gone`). Standard library only.
+cache (`read`); from the second moment until the disk and its server are gone (`gone`; TCMU's daemon ends with the last
+disk). Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import json
 import mmap
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,16 +27,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
+from types import FrameType
 from typing import IO
 
 from ..machine.blockdev import is_there
-from ..machine.teardown import holds_within
+from ..machine.interrupt import handle_signals
+from ..machine.teardown import TeardownError, holds_within
 from . import lio
 from .base import BringUpError, built
 from .nbdkit import NO_FREE_DEVICE, connected, free_devices
+from .vduse import CONTROL, destroy_vduse, remove_vdpa
 from .vduse import disk_of as vduse_disk
-from .vduse import remove_vdpa
 
 SIZE = 64 << 20  # bytes of each disk
 BLOCK = 4096
@@ -44,7 +46,20 @@ POLL_S = 0.001
 LOOP_CTL_REMOVE = 0x4C81
 PATIENCE_S = 120.0  # for each step of a disk
 NULL = ["null", f"size={SIZE}"]
-ENDED = Event()  # this program has to end
+FAILURES = (OSError, BringUpError, lio.LioError, TeardownError, subprocess.TimeoutExpired)
+
+
+class Ended:
+    """
+    The signal by which this program has to end; 0: none. Looked at while disks come: as an exception it might come
+    while a thread starts, which nobody would then wait for.
+    """
+
+    number = 0
+
+
+def end_by(number: int, frame: FrameType | None) -> None:
+    Ended.number = Ended.number or number
 
 
 def until(what: str, condition: Callable[[], bool]) -> None:
@@ -59,7 +74,7 @@ def appears(what: str, condition: Callable[[], bool], server: subprocess.Popen[b
     def there() -> bool:
         if condition():
             return True
-        if ENDED.is_set():
+        if Ended.number:
             raise BringUpError(f"{what}: interrupted")
         if server and server.poll() is not None:
             raise BringUpError(f"{what}: its server has ended with code {server.returncode}")
@@ -101,8 +116,15 @@ def read_block(path: str) -> None:
 
 
 def command(*argv: str | Path) -> str:
+    """What it prints. A Ctrl-C does not end it. Raises BringUpError."""
     done = subprocess.run(
-        list(map(str, argv)), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        list(map(str, argv)),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        start_new_session=True,
     )
     if done.returncode:
         raise BringUpError(f"{argv[0]}: exit code {done.returncode}: {done.stderr.strip()}")
@@ -160,11 +182,18 @@ class Framework:
         return words[-1]
 
     def end_server(self, number: int) -> None:
+        """It is killed if it does not end by itself, which is a BringUpError."""
         server = self.servers.pop(number)
         server.terminate()
-        await_end(server)
-        if server.stdout:
-            server.stdout.close()
+        try:
+            await_end(server)
+        except BringUpError:
+            server.kill()
+            server.wait(PATIENCE_S)
+            raise
+        finally:
+            if server.stdout:
+                server.stdout.close()
 
 
 class Ublk(Framework):
@@ -224,6 +253,7 @@ class Tcmu(Framework):
     def __init__(self, build: str, directory: Path) -> None:
         super().__init__(build, directory)
         self.luns: dict[int, lio.Lun] = {}
+        self.removed = Lock()  # one of them at a time
         self.runner: lio.TcmuRunner | None = None
         lio.POLL = POLL_S
 
@@ -232,9 +262,13 @@ class Tcmu(Framework):
         self.runner.__enter__()
         lio.LOOPBACK.mkdir(exist_ok=True)
 
-    def end(self) -> None:
+    def end_daemon(self) -> None:
         if self.runner:
             self.runner.__exit__(None, None, None)
+            self.runner = None
+
+    def end(self) -> None:
+        self.end_daemon()
         with suppress(OSError):  # others may have a target of the fabric
             lio.LOOPBACK.rmdir()
 
@@ -247,7 +281,11 @@ class Tcmu(Framework):
         return disk
 
     def stop(self, number: int) -> None:
-        self.luns.pop(number).__exit__(None, None, None)
+        self.luns[number].__exit__(None, None, None)
+        with self.removed:
+            del self.luns[number]
+            if not self.luns:
+                self.end_daemon()  # the server of the last one, too
 
 
 class Vduse(Framework):
@@ -255,10 +293,13 @@ class Vduse(Framework):
 
     def start(self, number: int) -> str:
         name = f"attach{number}"
+        node = CONTROL.parent / name
+        if node.exists():
+            raise BringUpError(f"{node} exists already: another server runs")
         below = f"driver=null-co,node-name=below,size={SIZE},read-zeroes=on"
         export = f"type=vduse-blk,id=export,node-name=below,name={name},writable=on"
         server = self.spawn(number, "qemu-storage-daemon", "--blockdev", below, "--export", export)
-        appears("qemu-storage-daemon is not ready", Path("/dev/vduse", name).exists, server)
+        appears("qemu-storage-daemon is not ready", node.exists, server)
         self.disks[number] = name
         with self.adding:
             command("vdpa", "dev", "add", "name", name, "mgmtdev", "vduse")
@@ -266,8 +307,12 @@ class Vduse(Framework):
         return vduse_disk(name)
 
     def stop(self, number: int) -> None:
-        remove_vdpa(self.disks.pop(number))
-        self.end_server(number)
+        name = self.disks.pop(number)
+        try:
+            remove_vdpa(name)
+        finally:
+            self.end_server(number)
+            destroy_vduse(name)
 
 
 class Loop(Framework):
@@ -339,9 +384,9 @@ def cycle(framework: Framework, disks: int, samples: dict[str, list[float]]) -> 
 
     numbers = range(disks)
     with ThreadPoolExecutor(disks) as pool, ExitStack() as after:
+        after.callback(framework.end)
         began = time.monotonic()
         framework.begin()
-        after.callback(framework.end)
         try:
             for there, read in pool.map(appear, numbers):
                 samples["there"].append(there)
@@ -350,20 +395,16 @@ def cycle(framework: Framework, disks: int, samples: dict[str, list[float]]) -> 
             samples["gone"] += pool.map(vanish, numbers)
         except BaseException:
             pool.shutdown(wait=True)
-            for number in numbers:
-                clear(framework, number)
+            with ThreadPoolExecutor(disks) as clearing:  # at once: a campaign gives it 20 s
+                list(clearing.map(partial(clear, framework), numbers))
             raise
 
 
 def clear(framework: Framework, number: int) -> None:
-    """What there is of a disk of a cycle that failed."""
-    try:
-        framework.stop(number)
-    except (KeyError, OSError, BringUpError, lio.LioError, subprocess.TimeoutExpired):
-        server = framework.servers.pop(number, None)
-        if server:
-            server.kill()
-            server.wait()
+    """What there is of a disk of a cycle that failed. A server that still starts removes what it made when it ends."""
+    for step in (framework.stop, framework.end_server):
+        with suppress(KeyError, *FAILURES):
+            step(number)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -376,21 +417,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1, help="of each measure, at least")
     parser.add_argument("--output", type=Path, required=True, help="JSON: seconds, by measure")
     args = parser.parse_args(arguments)
-    # Looked at while disks come: as an exception it might come while a thread starts, which nobody would then wait for.
-    signal.signal(signal.SIGTERM, lambda number, _: ENDED.set())
+    handle_signals(end_by)
     samples: dict[str, list[float]] = {"there": [], "read": [], "gone": []}
     with tempfile.TemporaryDirectory(prefix="attach-", dir="/dev/shm") as directory:
         framework = FRAMEWORKS[args.kind](args.build, Path(directory))
         try:
-            while len(samples["gone"]) < args.samples and not ENDED.is_set():
+            while len(samples["gone"]) < args.samples and not Ended.number:
                 cycle(framework, args.disks, samples)
-        except (OSError, BringUpError, lio.LioError, subprocess.TimeoutExpired) as error:
+        except FAILURES as error:
             print(f"attach: {args.kind}, {args.disks} disks: {error}", file=sys.stderr)
-            return 128 + signal.SIGTERM if ENDED.is_set() else 1
+            return 128 + Ended.number if Ended.number else 1
         finally:
             framework.close()
-    if ENDED.is_set():
-        return 128 + signal.SIGTERM
+    if Ended.number:
+        return 128 + Ended.number
     args.output.write_text(json.dumps(samples))
     return 0
 

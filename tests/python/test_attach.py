@@ -8,16 +8,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from threading import Event, Timer
+from threading import Timer
 
 import pytest
+from interrupted import interrupts
 from userblk.analysis import attach as analysis
 from userblk.analysis.statistics import Interval, quantile_interval
 from userblk.analysis.summaries import SummaryError
 from userblk.harness.engines import WorkloadError, attach
+from userblk.harness.machine.teardown import TeardownError
 from userblk.harness.model.config import load_suite, load_system
 from userblk.harness.systems import attach as systems
 from userblk.harness.systems.attach import BLOCK, Framework, Nbd, cycle, main
@@ -225,27 +228,146 @@ class NeverThere(Framework):
         self.end_server(number)
 
 
-def test_an_end_does_not_wait_for_disks_that_do_not_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Or the campaign would kill the program, and nobody would remove the other disks and their servers."""
-    made: list[NeverThere] = []
+# Its disk is the file, which it removes on SIGTERM; one that comes while it starts waits.
+STARTS = 'trap ended=yes TERM; touch "$0"; sleep 1; while [ -z "$ended" ]; do sleep 0.1; done; rm "$0"'
 
-    def make(build: str, directory: Path) -> NeverThere:
-        made.append(NeverThere(build, directory))
+
+class Starts(Framework):
+    """Servers that have made their disks, and have not named them yet."""
+
+    def start(self, number: int) -> str:
+        return self.disk_named(number, "sh", "-c", STARTS, self.directory / f"disk{number}")
+
+
+def attach_interrupted(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Framework], output: Path, number: int, seconds: float
+) -> tuple[int, Framework]:
+    """The exit code of an attach of three such disks that gets a signal meanwhile, and what it had."""
+    made: list[Framework] = []
+
+    def make(build: str, directory: Path) -> Framework:
+        made.append(kind(build, directory))
         return made[0]
 
     monkeypatch.setitem(vars(systems)["FRAMEWORKS"], "loop", make)
-    monkeypatch.setattr(systems, "ENDED", Event())
-    before = signal.getsignal(signal.SIGTERM)
-    timer = Timer(2.0, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+    monkeypatch.setattr(systems.Ended, "number", 0)
+    timer = Timer(seconds, os.kill, (os.getpid(), number))
+    with interrupts():  # puts the handlers back
+        timer.start()
+        try:
+            return main(["--kind=loop", "--build=none", "--disks=3", f"--output={output}"]), made[0]
+        finally:
+            timer.cancel()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_an_end_does_not_wait_for_disks_that_do_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    """Or the campaign would kill the program, and nobody would remove the other disks and their servers."""
     began = time.monotonic()
-    try:
-        code = main(["--kind=loop", "--build=none", "--disks=3", f"--output={tmp_path / 'out'}"])
-    finally:
-        timer.cancel()
-        signal.signal(signal.SIGTERM, before)
-    assert code == 128 + signal.SIGTERM and time.monotonic() < began + 15
+    code, framework = attach_interrupted(monkeypatch, NeverThere, tmp_path / "out", number, 2.0)
+    assert code == 128 + number and time.monotonic() < began + 15
     assert "interrupted" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert not made[0].servers
+    assert not framework.servers
+
+
+def test_a_server_that_still_starts_removes_its_disk_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody else can, as it has not named it."""
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", lambda **_: nullcontext(str(tmp_path)))
+    code, framework = attach_interrupted(monkeypatch, Starts, tmp_path / "out", signal.SIGTERM, 0.5)
+    assert code == 128 + signal.SIGTERM and not framework.servers
+    assert "names no disk: interrupted" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+class Refused(Half):
+    """The kernel refuses to remove the first disk, and the last one does not come."""
+
+    def start(self, number: int) -> str:
+        if number == 2:
+            raise BringUpError("it does not come")
+        return super().start(number)
+
+    def stop(self, number: int) -> None:
+        self.disks.pop(number)
+        if number == 0:
+            raise TeardownError("vDPA device attach0 was not removed")
+        self.end_server(number)
+
+
+def test_a_disk_that_the_kernel_keeps_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, framework = attach_interrupted(monkeypatch, Refused, tmp_path / "out", signal.SIGTERM, 60.0)
+    try:
+        assert code == 1 and not framework.servers
+        assert "it does not come" in capsys.readouterr().err
+    finally:
+        for server in framework.servers.values():
+            server.kill()
+            server.wait()
+
+
+class Deaf(Half):
+    """Servers that do not end when they are asked to."""
+
+    def start(self, number: int) -> str:
+        self.spawn(number, "sh", "-c", 'trap "" TERM; exec sleep 600')
+        wait_until("it is deaf", lambda: ignores_terminate(self.servers[number].pid))
+        self.disks[number] = str(self.directory / str(number))
+        Path(self.disks[number]).write_bytes(bytes(BLOCK))
+        return self.disks[number]
+
+    def stop(self, number: int) -> None:
+        self.disks.pop(number)
+        self.end_server(number)
+
+
+def ignores_terminate(pid: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    ignored = next(line.split()[1] for line in lines if line.startswith("SigIgn:"))
+    return bool(int(ignored, 16) & 1 << signal.SIGTERM - 1)
+
+
+def test_a_server_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "PATIENCE_S", 1.0)
+    framework = Deaf("none", tmp_path)
+    servers: list[subprocess.Popen[bytes]] = []
+    spawn = framework.spawn
+    framework.spawn = lambda *words, **more: servers.append(spawn(*words, **more)) or servers[-1]  # type: ignore
+    with pytest.raises(BringUpError, match="does not end within 1 s"):
+        cycle(framework, 2, {name: [] for name in attach.MEASURES})
+    try:
+        assert [server.poll() for server in servers] == [-signal.SIGKILL] * 2
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+class HalfBegun(Half):
+    """What all disks share is there, and then something fails."""
+
+    shared = False
+
+    def begin(self) -> None:
+        self.shared = True
+        raise OSError("no space left")
+
+    def end(self) -> None:
+        self.shared = False
+
+
+def test_what_disks_share_goes_when_it_comes_in_part(tmp_path: Path) -> None:
+    framework = HalfBegun("none", tmp_path)
+    with pytest.raises(OSError, match="no space left"):
+        cycle(framework, 1, {name: [] for name in attach.MEASURES})
+    assert not framework.shared
+
+
+def test_commands_do_not_get_the_signals_of_a_terminal() -> None:
+    """^C goes to all of its foreground's processes: one that removes a disk must not end by it."""
+    assert systems.command(sys.executable, "-c", "import os; print(os.getpgrp() == os.getpid())") == "True\n"
