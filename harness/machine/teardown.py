@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -272,8 +273,18 @@ def remove_tree(path: str) -> None:
         raise TeardownError("cannot be removed")
 
 
+@functools.cache
+def built_in() -> frozenset[str]:
+    """Modules that are a part of the kernel, of which /sys/module has only some."""
+    try:
+        text = Path("/lib/modules", os.uname().release, "modules.builtin").read_text()
+    except OSError:
+        return frozenset()
+    return frozenset(Path(line).stem.replace("-", "_") for line in text.splitlines())
+
+
 def module_loaded(name: str) -> bool:
-    return Path("/sys/module", name).is_dir()
+    return Path("/sys/module", name).is_dir() or name in built_in()
 
 
 @undo

@@ -256,6 +256,7 @@ class Tcmu(Framework):
         self.removed = Lock()  # one of them at a time
         self.runner: lio.TcmuRunner | None = None
         lio.POLL = POLL_S
+        lio.load_modules()
 
     def begin(self) -> None:
         self.runner = lio.TcmuRunner(built(self.build, "tcmu-handlers"), threads=16)
@@ -419,16 +420,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     handle_signals(end_by)
     samples: dict[str, list[float]] = {"there": [], "read": [], "gone": []}
-    with tempfile.TemporaryDirectory(prefix="attach-", dir="/dev/shm") as directory:
-        framework = FRAMEWORKS[args.kind](args.build, Path(directory))
+    with tempfile.TemporaryDirectory(prefix="attach-", dir="/dev/shm") as directory, ExitStack() as after:
         try:
+            framework = FRAMEWORKS[args.kind](args.build, Path(directory))
+            after.callback(framework.close)
             while len(samples["gone"]) < args.samples and not Ended.number:
                 cycle(framework, args.disks, samples)
         except FAILURES as error:
             print(f"attach: {args.kind}, {args.disks} disks: {error}", file=sys.stderr)
             return 128 + Ended.number if Ended.number else 1
-        finally:
-            framework.close()
     if Ended.number:
         return 128 + Ended.number
     args.output.write_text(json.dumps(samples))

@@ -21,7 +21,8 @@ from pathlib import Path
 from types import TracebackType
 
 from ..machine.blockdev import is_there
-from ..machine.teardown import TeardownError, holds_within, undo
+from ..machine.interrupt import held
+from ..machine.teardown import TeardownError, holds_within, module_loaded, undo
 
 CONFIGFS = Path("/sys/kernel/config")
 TARGET = CONFIGFS / "target"
@@ -60,10 +61,15 @@ def write_attribute(path: Path, value: str) -> None:
 
 
 def load_modules(names: Sequence[str] = MODULES) -> None:
-    """Load what LIO needs for backstores of a kind and mount configfs."""
-    # The kernel refuses to change this directory later, and complains without it.
-    Path("/etc/target").mkdir(exist_ok=True)
-    for argv in (["modprobe", "-a", *names], *([] if CONFIGFS.is_mount() else [MOUNT_CONFIGFS])):
+    """Load what LIO needs for backstores of a kind and mount configfs, in as far as that is not done yet."""
+    commands = []
+    if missing := [name for name in names if not module_loaded(name)]:
+        # The kernel refuses to change this directory later, and complains without it.
+        Path("/etc/target").mkdir(exist_ok=True)
+        commands.append(["modprobe", "-a", *missing])
+    if not CONFIGFS.is_mount():
+        commands.append(MOUNT_CONFIGFS)
+    for argv in commands:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=START_LIMIT, check=False)
         if done.returncode:
             raise LioError(f"{' '.join(argv)}: {done.stderr.strip()}")
@@ -75,10 +81,17 @@ MOUNT_CONFIGFS = ["mount", "-t", "configfs", "configfs", str(CONFIGFS)]
 class TcmuRunner:
     """A tcmu-runner of our own that loads the handlers in one directory."""
 
-    def __init__(self, handlers: Path, *, threads: int | None = None) -> None:
-        """threads: of each device; None: the handlers' default."""
+    def __init__(
+        self,
+        handlers: Path,
+        *,
+        threads: int | None = None,
+        note: Callable[[TcmuRunner], None] = lambda _: None,
+    ) -> None:
+        """threads: of each device; None: the handlers' default. note: called once it runs, before it is ready."""
         self.handlers = handlers
         self.threads = threads
+        self.note = note
         self.argv: list[str] = []
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
@@ -108,14 +121,16 @@ class TcmuRunner:
             environment["USERBLK_TCMU_THREADS"] = str(self.threads)
         try:
             output = self._stack.enter_context((self._log_directory / "output").open("wb"))
-            self._process = subprocess.Popen(
-                self.argv,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C must reach us first
-            )
+            with held():
+                self._process = subprocess.Popen(
+                    self.argv,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a Ctrl-C must reach us first
+                )
+                self.note(self)
             await_condition("tcmu-runner is not ready", START_LIMIT, self._ready)
         except BaseException:
             self.__exit__(None, None, None)

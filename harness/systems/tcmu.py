@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import filecmp
 from pathlib import Path
 
 from ..machine.blockdev import identify
+from ..machine.subprocesses import Process
 from ..machine.teardown import start_time, write_setting
 from ..model.parts import KINDS
 from .base import BringUpError, Context, Running, Served, expect_size, set_queue, settle
@@ -15,30 +17,55 @@ HANDLER = "handler"  # mode: the handler's own threads answer, else tcmu-runner'
 
 
 def _running_daemon(handler: Path) -> int:
-    """pid of the tcmu-runner that runs already, 0 if none does. Raises BringUpError if it lacks our handler."""
+    """
+    pid of the tcmu-runner that runs already, 0 if none does. Raises BringUpError if it lacks our handler, or has
+    another build of it.
+    """
     for entry in Path("/proc").iterdir():
         try:
             if not entry.name.isdigit() or (entry / "comm").read_text(errors="replace") != "tcmu-runner\n":
                 continue
-            maps = (entry / "maps").read_text(errors="replace")
+            loaded = _mapped(entry, handler.name)
+            same = loaded is not None and filecmp.cmp(loaded, handler, shallow=False)
         except OSError:
             continue  # it has just ended
-        if handler.name not in maps:
+        if loaded is None:
             raise BringUpError(
                 f"tcmu-runner (pid {entry.name}) runs without {handler.name};"
                 " stop it (systemctl stop tcmu-runner), or install the handlers and restart it"
+            )
+        if not same:
+            raise BringUpError(
+                f"tcmu-runner (pid {entry.name}) runs with another build of {handler.name} than {handler};"
+                " stop it (systemctl stop tcmu-runner), or install that build and restart it"
             )
         return int(entry.name)
     return 0
 
 
+def _mapped(process: Path, name: str) -> Path | None:
+    """What is in the file of this name that a process has mapped, even if another one has its place since."""
+    for line in (process / "maps").read_text(errors="replace").splitlines():
+        addresses, _, _, _, _, *path = line.split(maxsplit=5)
+        if path and Path(path[0].removesuffix(" (deleted)")).name == name:
+            first, last = (int(end, 16) for end in addresses.split("-"))
+            return process / "map_files" / f"{first:x}-{last:x}"
+    return None
+
+
 def _start_daemon(context: Context, handler: Path) -> TcmuRunner:
     """A tcmu-runner of our own; its log is kept with the block."""
+
+    recorded: list[Process] = []
+
+    def note(runner: TcmuRunner) -> None:
+        process = context.recorder.adopt(runner.argv, runner.process)
+        context.teardown.push("end_process", pid=process.pid, started=process.started, name="tcmu-runner")
+        recorded.append(process)
+
     threads = None if context.config.mode == HANDLER else context.config.threads
-    runner = context.after.enter_context(TcmuRunner(handler.parent, threads=threads))
-    recorded = context.recorder.adopt(runner.argv, runner.process)
-    context.teardown.push("end_process", pid=recorded.pid, started=recorded.started, name="tcmu-runner")
-    context.after.callback(lambda: recorded.errors.write_text(runner.log))
+    runner = context.after.enter_context(TcmuRunner(handler.parent, threads=threads, note=note))
+    context.after.callback(lambda: recorded[0].errors.write_text(runner.log))
     return runner
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from userblk.harness.model.config import load_suite, load_system
 from userblk.harness.systems import absent, load_modules, modules
 from userblk.harness.systems.attach import main
 from userblk.harness.systems.base import module_there
+from waiting import wait_until
 
 SYSTEMS = load_suite("attach").systems
 ON_NBD = [name for name in SYSTEMS if load_system(name).kind in ("buse", "nbdkit")]
@@ -82,6 +85,29 @@ def test_two_come_and_go_at_once(kind: str, tmp_path: Path) -> None:
     found = attach(kind, 2, 2, tmp_path / "samples")
     assert {name: len(values) for name, values in found.items()} == {"there": 2, "read": 2, "gone": 2}
     assert all(0 < there < read for there, read in zip(found["there"], found["read"], strict=True))
+
+
+def test_no_module_is_loaded_meanwhile(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a part of the time of the framework whose module it is."""
+    (tmp_path / "modprobe").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n')
+    (tmp_path / "modprobe").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    attach(kind, 8, 8, tmp_path / "samples")
+    assert not (tmp_path / "calls").exists()
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.3, 1.0])
+def test_an_end_while_disks_come_leaves_nothing(kind: str, tmp_path: Path, seconds: float) -> None:
+    there = left()
+    argv = [sys.executable, "-m", "userblk.harness.systems.attach", f"--kind={kind}", f"--build={BUILD}"]
+    argv += ["--disks=32", "--samples=100000", f"--output={tmp_path / 'samples'}"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as program:
+        wait_until("it has begun", lambda: bool(list(Path("/dev/shm").glob("attach-*"))))
+        time.sleep(seconds)
+        program.terminate()
+        _, errors = program.communicate(timeout=300)
+    assert program.returncode == 128 + signal.SIGTERM and "Traceback" not in errors, errors
+    assert left() == there
 
 
 @pytest.mark.parametrize("kind", ON_NBD, indirect=True)
