@@ -18,7 +18,7 @@ from ..machine.blockdev import BlockDevice, identify
 from ..machine.filesystem import mount_points
 from ..machine.interrupt import held
 from ..machine.subprocesses import CommandError, Process
-from ..machine.teardown import PATIENCE, Teardown, await_true, made_as, start_time, undo
+from ..machine.teardown import PATIENCE, Teardown, await_true, end_process, made_as, start_time, undo
 from ..model.config import SystemConfig, queue_of
 from ..model.parts import KINDS
 from ..model.tables import Table
@@ -51,11 +51,34 @@ def _serves(disk: str) -> bool:
         return False
 
 
+def _made(disk: str) -> int:
+    return made_as(Path("/sys/class/block", Path(disk).name))
+
+
 @undo
-def stop_by_command(argv: str, disk: str) -> None:
-    if _serves(disk):
+def stop_by_command(argv: str, disk: str, made: int = 0) -> None:
+    """Unless the disk is another one by now. made: what it was when it came, 0: that was not recorded."""
+
+    def ours() -> bool:
+        return _serves(disk) and made in (0, _made(disk))
+
+    if ours():
         subprocess.run(json.loads(argv), capture_output=True, timeout=PATIENCE, check=False)
-        await_true(f"{disk} was not removed", lambda: not _serves(disk))
+        await_true(f"{disk} was not removed", lambda: not ours())
+
+
+@undo
+def stop_named(argv: str, output: str, pid: int, started: int) -> None:
+    """The same of what a server has named by now, in its output; one that has not is ended first. argv: with {disk}."""
+    if not (disk := _first_line(Path(output))):
+        end_process(pid, started, "the server")
+        disk = _first_line(Path(output))
+    if disk:
+        stop_by_command(_with_disk(json.loads(argv), disk), disk)
+
+
+def _with_disk(argv: list[str], disk: str) -> str:
+    return json.dumps([word.replace("{disk}", disk) for word in argv])
 
 
 def _attachment(device: str) -> int:
@@ -82,7 +105,10 @@ def detach_at_teardown(device: str, teardown: Teardown) -> None:
 
 def _first_line(path: Path) -> str:
     """Once it is complete."""
-    line, end, _ = path.read_text(errors="replace").partition("\n")
+    try:
+        line, end, _ = path.read_text(errors="replace").partition("\n")
+    except FileNotFoundError:
+        return ""
     return line.strip() if end else ""
 
 
@@ -122,10 +148,15 @@ def up(context: Context) -> Running:
     if any("{mount}" in word for word in (*config.server, config.file)):
         values["mount"] = str(mount_points(teardown)[0])
     argv = [word.format_map(values) for word in config.server]
-    server = recorder.spawn(argv, teardown=teardown)
+    stop = [word.format_map(values | {"disk": "{disk}"}) for word in config.stop if config.disk == "output"]
+    with held():
+        server = recorder.spawn(argv, teardown=teardown)
+        output = (recorder.directory / str(server.record["stdout"])).absolute()
+        if stop:  # it may become a daemon at any time
+            words = json.dumps(stop)
+            teardown.push("stop_named", argv=words, output=str(output), pid=server.pid, started=server.started)
     if "mount" in values:
         teardown.push("unmount", path=values["mount"])
-    output = recorder.directory / str(server.record["stdout"])
 
     settings: dict[str, object] = {"server": " ".join(argv)}
     used: BlockDevice
@@ -136,13 +167,14 @@ def up(context: Context) -> Running:
         used = nbdkit.disk_of(context, disk, server)
     elif config.disk == "output":
         # One that becomes a daemon ends here with exit code 0, and has named its disk.
-        await_up(f"{argv[0]} names no disk", lambda: bool(_first_line(output)), None if config.stop else server)
+        await_up(f"{argv[0]} names no disk", lambda: bool(_first_line(output)), None if stop else server)
         disk = _first_line(output)
-        stop = [word.format_map(values | {"disk": disk}) for word in config.stop]
         if stop:
-            teardown.push("stop_by_command", argv=json.dumps(stop), disk=disk)
             server.wait(DAEMON_PATIENCE)
         await_up(f"{argv[0]} serves no {disk}", lambda: _serves(disk))
+        if stop:
+            words = _with_disk(stop, disk)
+            teardown.replace("stop_named", "stop_by_command", argv=words, disk=disk, made=_made(disk))
         settle()
         used = identify(disk)
         set_queue(context, used)

@@ -18,10 +18,12 @@ MODULES = ("loop",)
 
 def up(context: Context) -> Running:
     device = context.device
-    argv = ["losetup", "--find", "--show", "--direct-io=on", f"--sector-size={device.logical_block_size}", device.path]
+    argv = ["losetup", "--find", "--show", f"--sector-size={device.logical_block_size}", device.path]
     with held():
         path = context.recorder.run(argv, timeout=PATIENCE).strip()
         detach_at_teardown(path, context.teardown)
+    # Not with the first: where this is refused, losetup may leave the device, and fail.
+    context.recorder.run(["losetup", "--direct-io=on", path], timeout=PATIENCE)
     if Path("/sys/block", Path(path).name, "loop/dio").read_text().strip() != "1":
         raise BringUpError(f"{path}: refuses direct I/O on {device.path}")
     settle()

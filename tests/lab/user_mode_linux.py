@@ -114,6 +114,7 @@ def run_kernel(program: Path, root: Path, args: argparse.Namespace) -> str:
     argv += [f"uml_dir={root.parent}"]  # not in the user's home
     disks = {"nr_devices": 1, "memory_backed": 1, "discard": 1, "bs": 512, "cache_size": 64, "gb": args.disk_gib}
     argv += [f"null_blk.{name}={value}" for name, value in disks.items()]
+    argv += ["nbd.nbds_max=64"]  # as the harness has it
     console = BUILD / f"console-{args.cpu}.log"
     with console.open("w") as log:
         number = log.fileno()

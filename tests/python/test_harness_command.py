@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import pytest
 from loops import MIB, loop
 from userblk.harness.machine import filesystem, teardown
 from userblk.harness.machine.blockdev import identify
-from userblk.harness.machine.subprocesses import CommandError, Recorder
-from userblk.harness.machine.teardown import Teardown, start_time
+from userblk.harness.machine.interrupt import Interrupted
+from userblk.harness.machine.subprocesses import CommandError, Process, Recorder
+from userblk.harness.machine.teardown import Teardown, made_as, start_time
 from userblk.harness.model.config import Requires, SystemConfig, load_system
-from userblk.harness.systems import BringUpError, absent, base, bring_up, modules
+from userblk.harness.systems import BringUpError, absent, base, bring_up, command, modules
+from waiting import wait_until
 
 SIZE = 64 * MIB
 AREA = 16 * MIB
@@ -63,7 +67,43 @@ def test_a_disk_that_the_server_names(device: str, own_run: Path, tmp_path: Path
         assert running.server and not running.server_died() and running.backing is None
         server = running.server
         assert attached(own_run) == [running.used.path]
+        (journal,) = own_run.glob("journal-*.json")
+        noted = {step: arguments for step, arguments in json.loads(journal.read_text())}
+        made = made_as(Path("/sys/class/block", Path(running.used.path).name))
+        assert noted["stop_by_command"]["made"] == made and "stop_named" not in noted
     assert attached(own_run) == [] and not start_time(server)
+
+
+DAEMON = "truncate -s {size} {directory}/f && losetup --find --show {directory}/f"  # which ends: the kernel serves
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_disk_that_was_named_to_nobody(
+    device: str, own_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """A server that makes its disk and leaves, and an interrupt before its name was read, or was there to read."""
+    recorder = Recorder(tmp_path / "commands")
+
+    def interrupted(what: str, condition: Callable[[], bool], server: Process | None = None) -> None:
+        wait_until("it has a disk", lambda: attached(own_run))
+        if named:
+            wait_until("it has ended", lambda: recorder.processes[0].poll() is not None)
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(command, "await_up", interrupted)
+    script = DAEMON if named else f"trap 'ended=1' TERM; d=$({DAEMON}); sleep 1; echo $d"
+    config = system(script, "output", stop=["losetup", "--detach", "{disk}"])
+    with pytest.raises(Interrupted):
+        with bring_up(config, identify(device), AREA, "", recorder, Teardown()):
+            pass
+    assert attached(own_run) == []
+
+
+def test_a_disk_that_is_somebody_elses_by_now_is_not_stopped(device: str, tmp_path: Path) -> None:
+    """The runner was killed, its daemon ended, and another disk of that name came."""
+    argv = json.dumps(["touch", str(tmp_path / "stopped")])
+    command.stop_by_command(argv=argv, disk=device, made=made_as(Path("/sys/class/block", Path(device).name)) + 1)
+    assert not (tmp_path / "stopped").exists()
 
 
 def test_a_file_that_the_server_shows(device: str, own_run: Path, tmp_path: Path) -> None:

@@ -527,3 +527,35 @@ def test_a_vduse_device_goes_whose_server_ended_before_it_could(
     assert not (tmp_path / vduse.NAME).exists()
     stack.push("destroy_vduse", name=vduse.NAME)
     stack.unwind()  # nothing is left to do
+
+
+NO_DIRECT_IO = """#!/bin/sh
+for word; do
+    shift
+    if [ "$word" = --direct-io=on ]; then refused=yes; else set -- "$@" "$word"; fi
+done
+PATH=$REAL losetup "$@" && [ -z "$refused" ]
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root and loop devices")
+def test_a_loop_device_without_direct_io_is_detached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """losetup has attached it when it finds that, and fails."""
+    (tmp_path / "losetup").write_text(NO_DIRECT_IO)
+    (tmp_path / "losetup").chmod(0o755)
+    (tmp_path / "images").mkdir()
+
+    def attached(below: str) -> list[str]:
+        found = Path("/sys/block").glob("loop*/loop/backing_file")
+        return [str(path) for path in found if path.read_text().strip() == below]
+
+    with loop(tmp_path / "images", 1 << 20) as below:
+        monkeypatch.setenv("REAL", os.environ["PATH"])
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        stack, config = Teardown(), load_system("loop")
+        context = Context(config, identify(below), 1 << 20, "b", Recorder(tmp_path / "r"), stack, ExitStack())
+        with pytest.raises(CommandError, match="losetup --direct-io=on"):
+            loop_system.up(context)
+        stack.unwind()
+        assert attached(below) == []
+        monkeypatch.setenv("PATH", os.environ["REAL"])
