@@ -15,7 +15,7 @@ from ..model import config, source, tables
 from ..model.config import SystemConfig
 from ..model.parts import ENGINES
 from ..observing import environment
-from ..systems.base import find_program, kind_of, module_there
+from ..systems.base import Failure, find_program, kind_of, module_there
 
 FIO = "fio"
 ON_FILES = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "umount": "mount", "setpriv": "util-linux"}  # and packages
@@ -27,12 +27,16 @@ INSTALL = "install the programs in C: make install in a checkout, or the Debian 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing, whether it is there, and the command (or advice) that brings it. made: make builds it."""
+    """
+    One thing, whether it is there, and the command (or advice) that brings it. made: make builds it; told: one says so
+    even if it is there.
+    """
 
     what: str
     met: bool
     fix: str
     made: bool = False
+    told: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,14 @@ def module(name: str, hint: str = "") -> Need:
     return Need(f"kernel module {name}", module_there(name), fix)
 
 
+def kernel(failure: Failure) -> Need:
+    """Another one than that which a system was seen to fail with."""
+    release = os.uname().release
+    if failure.here:
+        return Need(f"a kernel other than Linux {release}", False, f"{failure.why}; {failure.remedy}")
+    return Need(f"fails with Linux {failure.kernel}: {failure.why}; not tried with {release}", True, "", told=True)
+
+
 def lacks(needs: Sequence[Need], only_planned: bool = False) -> str:
     """What is missing, in one line: each remedy once. only_planned: what make builds may be missing."""
     remedies: dict[str, list[str]] = {}
@@ -83,6 +95,8 @@ def system_needs(system: SystemConfig) -> list[Need]:
         fix = f"make {target}" if paths.CHECKOUT else INSTALL
         found.append(Need(f"file {path}", path.exists(), fix, made=True))
     found += [module(name, asked.hint) for name in kind.modules(system)]
+    if failure := kind.failure(system):
+        found.append(kernel(failure))
     for name in asked.environment:
         found.append(Need(f"environment variable {name}", bool(os.environ.get(name)), f"export {name}=..."))
     return found
@@ -133,7 +147,7 @@ def device_needs(disk: str) -> list[Need]:
         return [Need("free to be overwritten", False, str(error).removeprefix(f"{path}: "))]
     held = contents(device)
     state = f"unused, but it holds {held}, which is lost" if held else "free to be overwritten"
-    needs = [Need(f"{state}, once you confirm it with --confirm {first_confirmation(device)[0]}", True, "")]
+    needs = [Need(f"{state}, once you confirm it with --confirm {first_confirmation(device)[0]}", True, "", told=True)]
     if reason := environment.failing(environment.device_facts(disk)):
         needs.append(Need("healthy", False, reason))
     return needs

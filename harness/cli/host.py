@@ -38,8 +38,8 @@ def doctor_command(args: argparse.Namespace) -> int:
             print(f"{'ready  ' if one.ready else 'MISSING'}  {one.kind:8} {one.name}")
             for need in one.missing:
                 print(f"                    {need.what}: {need.fix}")
-            for need in one.needs if one.kind == "device" else ():
-                if need.met:
+            for need in one.needs:
+                if need.met and need.told:
                     print(f"                    {need.what}")
         print(_verdict(found))
     return 0 if any(one.ready for one in found if one.kind in ("base", "lab")) else EXIT_MISSING

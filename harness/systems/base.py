@@ -143,6 +143,19 @@ class Running:
         self.server_started = start_time(self.server)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What was seen of a system that has all it needs. kernel: as uname has it, or its beginning."""
+
+    kernel: str
+    why: str
+    remedy: str
+
+    @property
+    def here(self) -> bool:
+        return os.uname().release.startswith(self.kernel)
+
+
 class SystemKind(Kind):
     """A kind of system as it is brought up; a file of its own adds one to KINDS.
 
@@ -170,6 +183,10 @@ class SystemKind(Kind):
     def makes(self, config: SystemConfig) -> tuple[str, str] | None:
         """What make builds for a system: target and file."""
         return (self.made[0], self.made[1].format(device=config.device)) if self.made else None
+
+    def failure(self, config: SystemConfig) -> Failure | None:
+        """With what kernel it was seen to fail."""
+        return None
 
     def absent(self, config: SystemConfig) -> list[str]:
         """Why a third-party system cannot run here, a line each: it is left out then. Ours that cannot is an error."""
@@ -268,9 +285,10 @@ class Layer(SystemKind):
         return system
 
     def absent(self, config: SystemConfig) -> list[str]:
-        return [f"{name} is not installed" for name in self.packages if not find_program(name)] + [
-            f"the kernel has no {name}" for name in self.needs if not module_there(name)
-        ]
+        found = [f"{name} is not installed" for name in self.packages if not find_program(name)]
+        found += [f"the kernel has no {name}" for name in self.needs if not module_there(name)]
+        failure = self.failure(config)
+        return found + ([f"Linux {failure.kernel}: {failure.why}"] if failure and failure.here else [])
 
 
 def kind_of(config: SystemConfig) -> SystemKind:

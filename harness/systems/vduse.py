@@ -13,12 +13,13 @@ from ..machine.blockdev import identify, is_there
 from ..machine.teardown import PATIENCE, TeardownError, await_true, undo
 from ..model.config import SystemConfig
 from ..model.parts import KINDS
-from .base import BringUpError, Context, Layer, Running, await_up, expect_size, set_queue, settle
+from .base import BringUpError, Context, Failure, Layer, Running, await_up, expect_size, set_queue, settle
 
 MODULES = ("vduse", "virtio_vdpa", "virtio_blk")
 
 NAME = "userblk"
-NO_DIRECT_IO = "the kernel does not transfer between a device and VDUSE's memory"  # EFAULT, seen with Linux 6.12.118
+NO_DIRECT_IO = "the kernel does not transfer between a device and VDUSE's memory"  # EFAULT
+SEEN = Failure("6.12.118", NO_DIRECT_IO, "boot another kernel, or use vduse-null")  # nothing is known of others
 DEPTH = 256  # requests of each queue
 CONTROL = Path("/dev/vduse/control")
 NAME_MAX = 256  # bytes
@@ -115,6 +116,9 @@ class Vduse(Layer):
 
     def attaches(self, system: SystemConfig) -> bool:
         return not system.uses_device
+
+    def failure(self, config: SystemConfig) -> Failure | None:
+        return SEEN if config.uses_device else None
 
     def up(self, context: Context) -> Running:
         return up(context)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""What `userblk doctor` says of a device. Apart from the tests of safety, which run in the lab's guest, too."""
+"""What `userblk doctor` says. Apart from the tests of safety, which run in the lab's guest, too."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from loops import MIB, loop, run
-from userblk.harness.cli import doctor
+from userblk.harness.cli import doctor, host
+from userblk.harness.model.config import load_system
+from userblk.harness.systems import absent, base
 
 SIZE = 32 * MIB
 
@@ -22,3 +27,33 @@ def test_a_member_of_something_inactive_is_not_called_free(tmp_path: Path) -> No
         run("mkfs.ext4", "-q", "-F", "-L", "data", device)
         need = doctor.device_needs(name)[0]
         assert need.met and "it holds ext4 data, which is lost, once you confirm" in need.what
+
+
+def vduse_on(release: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What doctor says of system vduse where all that it needs is there."""
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    for module in (doctor, base):
+        monkeypatch.setattr(module, "find_program", lambda _: "/usr/bin/it")
+        monkeypatch.setattr(module, "module_there", lambda _: True)
+    found = [doctor.Finding(kind, kind, []) for kind in ("base", "lab")]
+    found += [doctor.Finding("vduse", "system", doctor.system_needs(load_system("vduse")))]
+    monkeypatch.setattr(doctor, "examine", lambda: found)
+    host.doctor_command(SimpleNamespace(json=False))  # type: ignore[arg-type]
+    return capsys.readouterr().out.splitlines()[2:-1]
+
+
+def test_a_kernel_that_vduse_fails_with_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict, reason = vduse_on("6.12.118+deb13-amd64", monkeypatch, capsys)
+    assert verdict.split() == ["MISSING", "system", "vduse"]
+    assert reason.strip() == (
+        "a kernel other than Linux 6.12.118+deb13-amd64: the kernel does not transfer between a device and VDUSE's"
+        " memory; boot another kernel, or use vduse-null"
+    )
+    (left_out,) = absent(load_system("vduse"))  # and the other systems of suite layers are measured
+    assert left_out.startswith("Linux 6.12.118: ") and not absent(load_system("vduse-null"))
+    verdict, note = vduse_on("7.3.4", monkeypatch, capsys)
+    assert verdict.split() == ["ready", "system", "vduse"]
+    assert note.strip().startswith("fails with Linux 6.12.118: ") and note.endswith("; not tried with 7.3.4")
+    assert all(not need.told for need in doctor.system_needs(load_system("vduse-null")))
