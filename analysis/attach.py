@@ -19,7 +19,8 @@ MEASURES = {"there": "Disk there", "read": "First 4 KiB read", "gone": "Gone"}
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 NOTES = (
     "Milliseconds. All disks are requested at the same moment, each from a server of its own with the null device"
-    " (TCMU: one daemon for all, started then; loop: a file in memory), and taken away at the same moment.",
+    " (TCMU: one daemon for all, which starts with them and ends with the last; loop: a file in memory), and taken away"
+    " at the same moment.",
     "In brackets: 95 % confidence interval of the quantile, whose unit is the cycle: disks that come and go together"
     " count as so many samples as their cycles are worth; - where there are too few for that end.",
 )

@@ -23,7 +23,8 @@ from userblk.harness.engines import WorkloadError, attach
 from userblk.harness.machine.teardown import TeardownError
 from userblk.harness.model.config import load_suite, load_system
 from userblk.harness.systems import attach as systems
-from userblk.harness.systems.attach import BLOCK, Framework, Nbd, cycle, main
+from userblk.harness.systems import lio
+from userblk.harness.systems.attach import BLOCK, Framework, Nbd, Tcmu, cycle, main
 from userblk.harness.systems.base import BringUpError
 from waiting import wait_until
 
@@ -346,6 +347,30 @@ def test_a_server_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytes
         for server in servers:
             server.kill()
             server.wait()
+
+
+class Leaves:
+    """A disk's or a daemon's context."""
+
+    def __init__(self, left: list[str], name: str) -> None:
+        self.left, self.name = left, name
+
+    def __exit__(self, *reason: object) -> None:
+        self.left.append(self.name)
+
+
+def test_the_daemon_of_tcmu_ends_with_its_last_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start is a part of what is measured, too."""
+    monkeypatch.setattr(lio, "load_modules", lambda: None)
+    monkeypatch.setattr(lio, "POLL", lio.POLL)
+    framework, left = Tcmu("none", tmp_path), list[str]()
+    framework.luns = {number: Leaves(left, f"disk {number}") for number in range(2)}  # type: ignore[misc]
+    framework.runner = Leaves(left, "daemon")  # type: ignore[assignment]
+    for number in (1, 0):
+        framework.stop(number)
+    assert left == ["disk 1", "disk 0", "daemon"]
+    framework.end()
+    assert len(left) == 3
 
 
 class HalfBegun(Half):
