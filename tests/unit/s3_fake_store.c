@@ -7,19 +7,8 @@
 #include <time.h>
 
 #include "backends/s3/client/client.h"
+#include "tests/unit/s3_fake_objects.h"
 #include "tests/unit/s3_fake_store.h"
-#include "tests/unit/s3_request_fill.h"
-
-#define PAGE 3 /* objects of a listing: few, so that there are more pages */
-
-struct object {
-	struct object *next;
-	char key[S3_KEY_MAX + 1];
-	uint8_t *data;
-	size_t length;
-	unsigned tag;
-	int64_t modified; /* s of the store's clock */
-};
 
 struct s3_store {
 	pthread_mutex_t lock;
@@ -30,9 +19,6 @@ struct s3_store {
 	bool started, ending, stopped, dropping;
 };
 
-static pthread_mutex_t objects_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct object *objects; /* by key */
-static unsigned last_tag;
 static struct {
 	enum s3_op op;
 	char key[S3_KEY_MAX + 1];
@@ -45,6 +31,7 @@ static struct {
 	char part[64];
 	int result;
 	unsigned left, met;
+	bool late;
 } fault;
 /* What happens to a held request before it waits, and when it is let go. */
 enum how { NOTHING, ANSWER, EFFECT_AGAIN };
@@ -56,45 +43,29 @@ static struct {
 	const struct s3_request
 		*one; /* that took effect: of those held by their answers only one */
 } holds[8];
-static bool ignores_none_match, ignores_match;
-static uint64_t stored, limit;	  /* bytes */
-static uint64_t latency;	  /* ns */
-static uint64_t line;		  /* bytes a second; 0: any */
-static int64_t seconds = 1000000; /* the store's clock */
-static unsigned page = PAGE;
-static bool begins_empty;
+static uint64_t latency; /* ns */
 
 /* ---- what tests see ------------------------------------------------------------------ */
 
 void fake_store_reset(void)
 {
-	while (objects) {
-		struct object *o = objects;
-
-		objects = o->next;
-		free(o->data);
-		free(o);
-	}
+	fake_objects_reset();
 	free(asked);
 	asked = NULL;
 	n_asked = 0;
 	fault.left = fault.met = 0;
 	fake_store_release(S3_GET, NULL);
-	fake_store_ignore(false, false);
-	stored = limit = latency = line = 0;
-	seconds = 1000000;
-	page = PAGE;
-	begins_empty = false;
+	latency = 0;
 }
 
 unsigned fake_store_requests(enum s3_op op, const char *part)
 {
 	unsigned n = 0;
 
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	for (size_t i = 0; i < n_asked; i++)
 		n += asked[i].op == op && strstr(asked[i].key, part);
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 	return n;
 }
 
@@ -102,10 +73,10 @@ uint64_t fake_store_put_bytes(const char *part)
 {
 	uint64_t bytes = 0;
 
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	for (size_t i = 0; i < n_asked; i++)
 		bytes += strstr(asked[i].key, part) ? asked[i].stored : 0;
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 	return bytes;
 }
 
@@ -113,31 +84,42 @@ uint32_t fake_store_deadline(enum s3_op op, const char *part)
 {
 	uint32_t deadline = UINT32_MAX;
 
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	for (size_t i = 0; i < n_asked; i++)
 		if (asked[i].op == op && strstr(asked[i].key, part))
 			deadline = asked[i].deadline;
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 	return deadline;
 }
 
-void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
+static void fail(enum s3_op op, const char *part, int result, unsigned n, bool late)
 {
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	fault.op = op;
 	snprintf(fault.part, sizeof fault.part, "%s", part);
 	fault.result = result;
 	fault.left = n;
-	pthread_mutex_unlock(&objects_lock);
+	fault.late = late;
+	pthread_mutex_unlock(&fake_objects_lock);
+}
+
+void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
+{
+	fail(op, part, result, n, false);
+}
+
+void fake_store_fail_late(const char *part, int result)
+{
+	fail(S3_PUT, part, result, 1, true);
 }
 
 unsigned fake_store_failed(void)
 {
 	unsigned n;
 
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	n = fault.met;
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 	return n;
 }
 
@@ -145,7 +127,7 @@ static void hold(enum s3_op op, const char *part, enum how how)
 {
 	size_t i = 0;
 
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	while (holds[i].one ||
 		(holds[i].on && (holds[i].op != op || strcmp(holds[i].part, part) != 0)))
 		if (++i == sizeof holds / sizeof holds[0])
@@ -156,59 +138,14 @@ static void hold(enum s3_op op, const char *part, enum how how)
 	holds[i].on = true;
 	holds[i].met = false;
 	holds[i].one = NULL;
-	pthread_mutex_unlock(&objects_lock);
-}
-
-void fake_store_limit(uint64_t bytes)
-{
-	pthread_mutex_lock(&objects_lock);
-	limit = bytes;
-	pthread_mutex_unlock(&objects_lock);
-}
-
-void fake_store_line(uint64_t bytes_per_s)
-{
-	pthread_mutex_lock(&objects_lock);
-	line = bytes_per_s;
-	pthread_mutex_unlock(&objects_lock);
-}
-
-uint64_t fake_store_bytes(void)
-{
-	uint64_t bytes;
-
-	pthread_mutex_lock(&objects_lock);
-	bytes = stored;
-	pthread_mutex_unlock(&objects_lock);
-	return bytes;
+	pthread_mutex_unlock(&fake_objects_lock);
 }
 
 void fake_store_latency(unsigned ms)
 {
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	latency = ms * UINT64_C(1000000);
-	pthread_mutex_unlock(&objects_lock);
-}
-
-void fake_store_pass(unsigned s)
-{
-	pthread_mutex_lock(&objects_lock);
-	seconds += s;
-	pthread_mutex_unlock(&objects_lock);
-}
-
-void fake_store_page(unsigned n)
-{
-	pthread_mutex_lock(&objects_lock);
-	page = n;
-	pthread_mutex_unlock(&objects_lock);
-}
-
-void fake_store_begin_empty(void)
-{
-	pthread_mutex_lock(&objects_lock);
-	begins_empty = true;
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 }
 
 void fake_store_hold(enum s3_op op, const char *part)
@@ -226,11 +163,11 @@ void fake_store_hold_answers(enum s3_op op, const char *part, bool twice)
 
 void fake_store_release(enum s3_op op, const char *part)
 {
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	for (size_t i = 0; i < sizeof holds / sizeof holds[0]; i++)
 		if (!part || (holds[i].op == op && strcmp(holds[i].part, part) == 0))
 			holds[i].on = false;
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 }
 
 void fake_store_wait_held(enum s3_op op, const char *part)
@@ -239,188 +176,16 @@ void fake_store_wait_held(enum s3_op op, const char *part)
 	bool met = false;
 
 	for (int i = 0; !met && i < 20000; i++) {
-		pthread_mutex_lock(&objects_lock);
+		pthread_mutex_lock(&fake_objects_lock);
 		for (size_t j = 0; j < sizeof holds / sizeof holds[0]; j++)
 			met |= holds[j].on && holds[j].met && holds[j].op == op &&
 			       strcmp(holds[j].part, part) == 0;
-		pthread_mutex_unlock(&objects_lock);
+		pthread_mutex_unlock(&fake_objects_lock);
 		nanosleep(&pause, NULL);
 	}
 	if (!met) {
 		fprintf(stderr, "fake store: no request %d of %s was held\n", (int)op, part);
 		abort();
-	}
-}
-
-void fake_store_ignore(bool if_none_match, bool if_match)
-{
-	ignores_none_match = if_none_match;
-	ignores_match = if_match;
-}
-
-size_t fake_store_object(const char *end, void *data, size_t room)
-{
-	size_t length = SIZE_MAX;
-
-	pthread_mutex_lock(&objects_lock);
-	for (struct object *o = objects; o; o = o->next)
-		if (strlen(o->key) >= strlen(end) &&
-			strcmp(o->key + strlen(o->key) - strlen(end), end) == 0) {
-			length = o->length;
-			if (data)
-				memcpy(data, o->data, length < room ? length : room);
-		}
-	pthread_mutex_unlock(&objects_lock);
-	return length;
-}
-
-bool fake_store_find(const char *part, char *key, size_t room)
-{
-	const struct object *o;
-
-	pthread_mutex_lock(&objects_lock);
-	o = objects;
-	while (o && !strstr(o->key, part))
-		o = o->next;
-	if (o)
-		snprintf(key, room, "%s", o->key);
-	pthread_mutex_unlock(&objects_lock);
-	return o != NULL;
-}
-
-/* ---- objects, under their lock ---------------------------------------------------------- */
-
-static struct object **place(const char *key)
-{
-	struct object **link = &objects;
-
-	while (*link && strcmp((*link)->key, key) < 0)
-		link = &(*link)->next;
-	return link;
-}
-
-static struct object *find(const char *key)
-{
-	struct object *o = *place(key);
-
-	return o && strcmp(o->key, key) == 0 ? o : NULL;
-}
-
-static void set(const char *key, uint8_t *data, size_t length)
-{
-	struct object **link = place(key), *o = find(key);
-
-	stored += (data ? length : 0) - (o ? o->length : 0);
-	if (o && !data) {
-		*link = o->next;
-		free(o->data);
-		free(o);
-		return;
-	}
-	if (!data)
-		return;
-	if (!o) {
-		o = calloc(1, sizeof *o);
-		if (!o)
-			abort();
-		strcpy(o->key, key);
-		o->next = *link;
-		*link = o;
-	}
-	free(o->data);
-	o->data = data;
-	o->length = length;
-	o->tag = ++last_tag;
-	o->modified = seconds;
-}
-
-void fake_store_set(const char *key, const void *data, size_t length)
-{
-	uint8_t *copy = data ? malloc(length + 1) : NULL;
-
-	if (copy)
-		memcpy(copy, data, length);
-	pthread_mutex_lock(&objects_lock);
-	set(key, copy, length);
-	pthread_mutex_unlock(&objects_lock);
-}
-
-static int get(struct s3_request *req, const struct object *o)
-{
-	if (!o)
-		return -ENOENT;
-	req->object_size = o->length;
-	snprintf(req->etag, sizeof req->etag, "\"%u\"", o->tag);
-	return req->op == S3_GET ? s3_request_fill(req, o->data, o->length) : 0;
-}
-
-static int put(struct s3_request *req, const struct object *o)
-{
-	char tag[16] = "";
-	size_t length = 0;
-	uint8_t *data;
-
-	if (o)
-		snprintf(tag, sizeof tag, "\"%u\"", o->tag);
-	if (req->if_none_match && o && !ignores_none_match)
-		return -EEXIST;
-	if (req->if_match && strcmp(req->if_match, tag) != 0 && !ignores_match)
-		return o ? -EEXIST : -ENOENT;
-	for (int i = 0; i < req->iovcnt; i++)
-		length += req->iov[i].iov_len;
-	if (line && req->limit && length > line * req->limit)
-		return -EIO;
-	if (limit && stored + length - (o ? o->length : 0) > limit)
-		return -ENOSPC;
-	data = malloc(length + 1);
-	if (!data)
-		abort();
-	req->bytes = length;
-	length = 0;
-	for (int i = 0; i < req->iovcnt; i++) {
-		memcpy(data + length, req->iov[i].iov_base, req->iov[i].iov_len);
-		length += req->iov[i].iov_len;
-	}
-	set(req->key, data, length);
-	snprintf(req->etag, sizeof req->etag, "\"%u\"", last_tag);
-	return 0;
-}
-
-/* Up to where keys are one entry of a listing. */
-static size_t entry_length(const struct s3_request *req, const char *key)
-{
-	const char *slash = req->delimiter ? strchr(key + strlen(req->key), '/') : NULL;
-
-	return slash ? (size_t)(slash - key) + 1 : strlen(key);
-}
-
-static void list(struct s3_request *req)
-{
-	struct s3_listing *l = &req->listing;
-	const char *last = req->token;
-
-	if (begins_empty && !last) {
-		/* Before what may be the only key. */
-		l->token = strndup(req->key, strlen(req->key) - 1);
-		return;
-	}
-	l->objects = calloc(page, sizeof *l->objects);
-	for (struct object *o = objects; o; o = o->next) {
-		size_t length = entry_length(req, o->key);
-		char *key;
-
-		if (strncmp(o->key, req->key, strlen(req->key)) != 0 ||
-			(last && strncmp(o->key, last, length) <= 0))
-			continue;
-		if (l->n_objects == page) {
-			l->token = strdup(last);
-			return;
-		}
-		last = key = strndup(o->key, length);
-		l->objects[l->n_objects++] = (struct s3_listed){.key = key,
-			.size = o->length,
-			.modified = o->modified,
-			.is_prefix = length < strlen(o->key)};
 	}
 }
 
@@ -446,7 +211,7 @@ static int serve(struct s3_request *req)
 {
 	int r = 0;
 
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	if (req->op != S3_DELETE_MANY)
 		note(req, req->key);
 	if (fault.left && fault.op == req->op && strstr(key_of(req), fault.part)) {
@@ -455,23 +220,27 @@ static int serve(struct s3_request *req)
 		r = fault.result;
 		if (r == -EIO && req->op == S3_GET)
 			req->deadline = 1; /* it has been tried up to then */
+		if (fault.late) {
+			fake_objects_keep(req);
+			req->retries = 1;
+		}
 	} else if (req->op == S3_GET || req->op == S3_HEAD) {
-		r = get(req, find(req->key));
+		r = fake_objects_get(req);
 	} else if (req->op == S3_PUT) {
-		r = put(req, find(req->key));
+		r = fake_objects_put(req);
 		asked[n_asked - 1].stored = r ? 0 : req->bytes;
 	} else if (req->op == S3_DELETE) {
-		set(req->key, NULL, 0);
+		fake_objects_delete(req->key);
 	} else if (req->op == S3_LIST) {
-		list(req);
+		fake_objects_list(req);
 	} else {
 		for (size_t i = 0; i < req->n_keys; i++) {
 			note(req, req->keys[i]);
-			set(req->keys[i], NULL, 0);
+			fake_objects_delete(req->keys[i]);
 			req->key_results[i] = 0;
 		}
 	}
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 	return r;
 }
 
@@ -506,7 +275,7 @@ static bool is_held(const struct s3_store *s, struct s3_request *req, bool after
 		return false;
 	if (req->due > now_ns())
 		return true;
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	for (size_t i = 0; i < sizeof holds / sizeof holds[0]; i++)
 		if (holds[i].on && holds[i].op == req->op && strstr(key_of(req), holds[i].part) &&
 			after == (holds[i].how != NOTHING) &&
@@ -516,7 +285,7 @@ static bool is_held(const struct s3_store *s, struct s3_request *req, bool after
 			holds[i].met |= after == *served(req);
 			holds[i].one = after ? req : NULL;
 		}
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 	return yes;
 }
 
@@ -525,13 +294,13 @@ static bool is_repeated(const struct s3_request *req)
 {
 	bool yes = false;
 
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	for (size_t i = 0; i < sizeof holds / sizeof holds[0]; i++)
 		if (holds[i].one == req) {
 			yes |= holds[i].how == EFFECT_AGAIN;
 			holds[i].one = NULL;
 		}
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 	return yes;
 }
 
@@ -638,9 +407,9 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->next = s->queue;
 	s->queue = req;
 	s->queued++;
-	pthread_mutex_lock(&objects_lock);
+	pthread_mutex_lock(&fake_objects_lock);
 	req->due = latency ? now_ns() + latency : 0;
-	pthread_mutex_unlock(&objects_lock);
+	pthread_mutex_unlock(&fake_objects_lock);
 	pthread_cond_signal(&s->changed);
 	pthread_mutex_unlock(&s->lock);
 	return 0;

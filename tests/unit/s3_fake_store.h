@@ -22,7 +22,13 @@ uint64_t fake_store_put_bytes(const char *part);
 uint32_t fake_store_deadline(enum s3_op op, const char *part);
 /* The next n such requests end with result, and nothing else happens. */
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n);
-/* How many have, since the reset. */
+/*
+ * The same of the next PUT, of which an earlier attempt has had no answer: that one takes effect
+ * with fake_store_arrive(), if its condition still holds.
+ */
+void fake_store_fail_late(const char *part, int result);
+void fake_store_arrive(void);
+/* How many have failed so, since the reset. */
 unsigned fake_store_failed(void);
 /* PUTs that would make all objects larger than that together end with -ENOSPC; 0: no limit. */
 void fake_store_limit(uint64_t bytes);
