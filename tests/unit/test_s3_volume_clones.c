@@ -121,6 +121,30 @@ static void test_a_clone_that_comes_in_time(void **state)
 	fake_store_reset();
 }
 
+/* The store refuses it, and an earlier attempt, which had no answer, makes it all the same. */
+static void test_a_clone_that_comes_though_it_was_refused(void **state)
+{
+	static const int refusals[] = {-ENOSPC, -EACCES, -EINVAL, -EEXIST};
+	struct device a, reader;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+		create_with_a_write(&a);
+		assert_int_equal(create_snapshot(&a), 0);
+		device_open(&reader, &s3_backend, COMMON "readonly=on");
+		fake_store_fail_late("/c/super", refusals[i]);
+		assert_true(make_clone(&reader) < 0);
+		assert_int_equal(s3_snapshot_delete(volume_of(&a), "s"), -EBUSY);
+		assert_holds(a.reported.error, "may just be created; try again in ten minutes");
+		fake_store_arrive();
+		assert_int_equal(s3_snapshot_delete(volume_of(&a), "s"), -EBUSY);
+		check_clone(1);
+		device_close(&reader);
+		device_close(&a);
+	}
+	fake_store_reset();
+}
+
 /* Until the creation looks, its clone is deleted and the name given to another volume: that stays.
  */
 static void test_a_late_clone_takes_nothing_of_others(void **state)
@@ -242,6 +266,7 @@ int main(void)
 		cmocka_unit_test(test_a_clone_that_comes_after_its_snapshot),
 		cmocka_unit_test(test_a_clone_that_comes_late),
 		cmocka_unit_test(test_a_clone_that_comes_in_time),
+		cmocka_unit_test(test_a_clone_that_comes_though_it_was_refused),
 		cmocka_unit_test(test_a_late_clone_takes_nothing_of_others),
 		cmocka_unit_test(test_a_late_look_at_a_clone_in_use),
 		cmocka_unit_test(test_a_volume_whose_clone_was_never_made),

@@ -110,15 +110,14 @@ static int check_in_time(
 	if (r == 0)
 		r = s3_volume_delete(parent, key, &req);
 	if (r == 0 || r == -ENOENT || r == -ESTALE)
-		r = s3_volume_delete(parent, marker, &req);
-	return r ? s3_volume_refuse(parent, -EIO,
-			   "clone: %s may lack its marker, and could not be taken back: %s; delete "
-			   "it with userblk-s3 delete, and try again",
-			   key, strerror(-r))
-		 : s3_volume_refuse(parent, -EIO,
-			   "clone: more than %d s passed while it was made, in which its snapshot "
-			   "may have been deleted; it was taken back, try again",
-			   CLONE_LATEST);
+		return s3_volume_refuse(parent, -EIO,
+			"clone: more than %d s passed while it was made, in which its snapshot "
+			"may have been deleted; it was taken back, try again",
+			CLONE_LATEST);
+	return s3_volume_refuse(parent, -EIO,
+		"clone: %s may lack its marker, and could not be taken back: %s; delete "
+		"it with userblk-s3 delete, and try again",
+		key, strerror(-r));
 }
 
 /* Marks the snapshot as having the clone, and makes that. path: the clone's. */
@@ -126,7 +125,7 @@ static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *
 	const char *path, const uint8_t uuid[S3_UUID], const struct s3_buffer *super)
 {
 	char marker[S3_KEY_MAX + 1], key[S3_KEY_MAX + 1], text[S3_KEY_MAX + 2];
-	struct s3_request req, last;
+	struct s3_request req;
 	int r;
 
 	s3_snapshot_child_key(parent->base, snapshot->name, uuid, marker);
@@ -138,27 +137,26 @@ static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *
 		return s3_volume_refuse(parent, r, "%s", req.message);
 	s3_failpoint(S3_FAIL_CLONE_CHILD_AFTER);
 	r = check_not_going(parent, snapshot);
-	if (r == 0) {
-		r = s3_snapshot_put(
-			parent, key, super->data, super->length, NULL, CLONE_DEADLINE, &req);
-		if (r == -EEXIST) {
-			r = s3_super_look(parent, key, uuid, NULL);
-			if (r)
-				r = r == -ESTALE ? -EEXIST : -EIO;
-		}
-		if (r == -EEXIST)
-			s3_volume_refuse(parent, r, "clone: %s exists; choose another name", path);
-		else if (r)
-			s3_volume_refuse(parent, r, "%s", req.message);
+	if (r) {
+		s3_volume_delete(parent, marker, &req);
+		return r;
+	}
+	r = s3_snapshot_put(parent, key, super->data, super->length, NULL, CLONE_DEADLINE, &req);
+	if (r == -EEXIST) {
+		r = s3_super_look(parent, key, uuid, NULL);
+		if (r)
+			r = r == -ESTALE ? -EEXIST : -EIO;
 	}
 	if (r == 0) {
 		s3_failpoint(S3_FAIL_CLONE_SUPER_AFTER);
 		return check_in_time(parent, marker, key, uuid);
 	}
-	if (r != -EIO && r != -ESHUTDOWN && /* then it may yet arrive */
-		s3_snapshot_clone_is_missing(parent, path, uuid))
-		s3_volume_delete(parent, marker, &last);
-	return r;
+	/* The marker stays: an attempt without an answer, also one of a proxy's, may yet arrive. */
+	if (r != -EEXIST)
+		return s3_volume_refuse(parent, r, "%s", req.message);
+	if (!req.retries)
+		s3_volume_delete(parent, marker, &req);
+	return s3_volume_refuse(parent, r, "clone: %s exists; choose another name", path);
 }
 
 /*

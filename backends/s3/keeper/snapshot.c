@@ -267,6 +267,7 @@ struct children {
 	bool look;   /* change nothing: markers of clones that are missing do not count */
 	int64_t now; /* when the mark was put, by the store's clock */
 	uint32_t n;
+	bool exist;		    /* not all of them are yet to be made, or never will be */
 	char first[S3_KEY_MAX + 1]; /* path of the one that was found first */
 };
 
@@ -294,8 +295,7 @@ static bool holds_no_super(struct s3_volume *v, const char *key, const uint8_t u
  * One that is being deleted has a copy of its super object, and gets that back if it has a clone
  * itself: the copy is put before the other one goes, and goes after that has been put back.
  */
-bool s3_snapshot_clone_is_missing(
-	struct s3_volume *v, const char *path, const uint8_t uuid[S3_UUID])
+static bool clone_is_missing(struct s3_volume *v, const char *path, const uint8_t uuid[S3_UUID])
 {
 	char super[S3_KEY_MAX + 1], copy[S3_KEY_MAX + 1];
 
@@ -312,7 +312,7 @@ enum s3_clone s3_snapshot_clone_of(struct s3_volume *v, const struct s3_listed *
 
 	if (!read_marker(v, marker->key, path))
 		return S3_CLONE_UNKNOWN;
-	if (!s3_snapshot_clone_is_missing(v, path, uuid))
+	if (!clone_is_missing(v, path, uuid))
 		return S3_CLONE_EXISTS;
 	return now - marker->modified > MARKER_STALE ? S3_CLONE_NONE : S3_CLONE_UNKNOWN;
 }
@@ -324,7 +324,7 @@ static int count_child(void *opaque, const struct s3_listed *listed)
 	char path[S3_KEY_MAX + 1];
 	struct s3_request req;
 	struct s3_name name;
-	bool readable;
+	bool readable, missing;
 
 	if (!s3_name_parse(listed->key + strlen(c->v->base), &name) || name.kind != S3_NAME_CHILD)
 		return 0;
@@ -334,11 +334,12 @@ static int count_child(void *opaque, const struct s3_listed *listed)
 		return 0;
 	}
 	readable = read_marker(c->v, listed->key, path);
-	if (c->look && readable && s3_snapshot_clone_is_missing(c->v, path, name.uuid))
+	missing = readable && clone_is_missing(c->v, path, name.uuid);
+	if (c->look && missing)
 		return 0;
-	if (!c->look && readable && c->now - listed->modified > MARKER_STALE &&
-		s3_snapshot_clone_is_missing(c->v, path, name.uuid))
+	if (missing && c->now - listed->modified > MARKER_STALE)
 		return s3_volume_delete(c->v, listed->key, &req);
+	c->exist |= !missing;
 	if (!c->n++)
 		strcpy(c->first, readable ? path : listed->key);
 	return 0;
@@ -357,6 +358,11 @@ static int check_childless(struct s3_volume *v, const char *name, bool look)
 		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
 	if (!c.n)
 		return 0;
+	if (!c.exist)
+		return s3_volume_refuse(v, -EBUSY,
+			"snapshot=%s: a clone of it, %s, may just be created; try again in ten "
+			"minutes",
+			name, c.first);
 	return s3_volume_refuse(v, -EBUSY,
 		"snapshot=%s: has %" PRIu32 " clone%s, such as %s; delete %s first", name, c.n,
 		c.n > 1 ? "s" : "", c.first, c.n > 1 ? "them" : "it");

@@ -26,9 +26,6 @@ int s3_snapshot_check_space(struct s3_volume *v, const char *name);
 bool s3_snapshot_find(struct s3_volume *v, const char *name, struct s3_root_snapshot *snapshot);
 /* Tells that there is no snapshot of that name. -ENOENT. */
 int s3_snapshot_refuse_unknown(struct s3_volume *v, const char *name);
-/* Is the clone of a marker missing? Not in doubt. */
-bool s3_snapshot_clone_is_missing(
-	struct s3_volume *v, const char *path, const uint8_t uuid[S3_UUID]);
 
 /* ---- resize.c ---- */
 
