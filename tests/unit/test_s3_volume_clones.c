@@ -209,6 +209,67 @@ static void test_a_late_look_at_a_clone_in_use(void **state)
 	fake_store_reset();
 }
 
+static int open_clone(struct device *clone)
+{
+	return device_try(clone, &s3_backend, 0,
+		"endpoint=http://127.0.0.1;bucket=abc;uploads=2;memory=64M;volume=c;");
+}
+
+/* The same of one that somebody only writes to, before a request of the creation. */
+static void test_a_late_look_at_a_clone_that_is_written(void **state)
+{
+	static const struct {
+		enum s3_op op;
+		const char *part;
+	} stops[] = {{S3_LIST, "/c/super"}, {S3_LIST, "/c/log/"}, {S3_DELETE, "/c/super"}};
+	struct device a, reader, clone;
+	struct job creation;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
+		begin_clone(&a, &reader, &creation, 301);
+		fake_store_hold(stops[i].op, stops[i].part);
+		fake_store_release(S3_PUT, "/c/super");
+		fake_store_wait_held(stops[i].op, stops[i].part);
+		assert_int_equal(open_clone(&clone), 0);
+		assert_int_equal(write_block(&clone, 0, 9), 0);
+		fake_store_release(stops[i].op, stops[i].part);
+		assert_int_equal(end_job(&creation), 0);
+		device_close(&clone);
+		check_clone(9);
+		assert_int_equal(s3_snapshot_delete(volume_of(&a), "s"), -EBUSY);
+		device_close(&reader);
+		device_close(&a);
+	}
+	fake_store_reset();
+}
+
+/* One whose fence comes when the clone has been taken back acknowledges nothing. */
+static void test_a_clone_that_is_opened_while_it_is_taken_back(void **state)
+{
+	struct device a, reader, clone;
+	struct job creation, opening;
+
+	(void)state;
+	begin_clone(&a, &reader, &creation, 301);
+	fake_store_hold(S3_LIST, "/c/super");
+	fake_store_release(S3_PUT, "/c/super");
+	fake_store_wait_held(S3_LIST, "/c/super");
+	start_held_job(&opening, &clone, open_clone, S3_PUT, "/c/log/");
+	fake_store_release(S3_LIST, "/c/super");
+	assert_int_equal(end_job(&creation), -EIO);
+	assert_holds(reader.reported.error, "it was taken back; choose another name, or wait");
+	fake_store_release(S3_PUT, "/c/log/");
+	if (end_job(&opening) == 0) {
+		assert_int_equal(write_block(&clone, 0, 9), -EIO);
+		device_close(&clone);
+	}
+	assert_int_equal(fake_store_object("/c/super", NULL, 0), SIZE_MAX);
+	device_close(&reader);
+	device_close(&a);
+	fake_store_reset();
+}
+
 /* A volume that has the mark of a clone which was never made. */
 static void mark_without_clone(struct device *a)
 {
@@ -269,6 +330,8 @@ int main(void)
 		cmocka_unit_test(test_a_clone_that_comes_though_it_was_refused),
 		cmocka_unit_test(test_a_late_clone_takes_nothing_of_others),
 		cmocka_unit_test(test_a_late_look_at_a_clone_in_use),
+		cmocka_unit_test(test_a_late_look_at_a_clone_that_is_written),
+		cmocka_unit_test(test_a_clone_that_is_opened_while_it_is_taken_back),
 		cmocka_unit_test(test_a_volume_whose_clone_was_never_made),
 		cmocka_unit_test(test_a_clone_that_is_made_beside_the_deletion),
 		cmocka_unit_test(test_a_clone_that_is_being_deleted_holds_its_snapshot),

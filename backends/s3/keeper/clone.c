@@ -77,18 +77,51 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 	return r ? s3_volume_refuse(parent, r, "%s", req.message) : 0;
 }
 
+/* Has a writer opened the clone? 1, 0, or negative errno. */
+static int is_opened(struct s3_volume *parent, const char *path)
+{
+	char log[S3_KEY_MAX + 1];
+	struct s3_request req;
+
+	snprintf(log, sizeof log, "%s/log/", path);
+	return s3_volume_any(parent, log, &req);
+}
+
+/*
+ * Deletes the clone's super object, unless a writer has opened the clone: 1. One whose fence comes
+ * too late to be seen misses the super object before it stores anything. 0, 1, or negative errno,
+ * also if there is none, or another volume's.
+ */
+static int take_back(struct s3_volume *parent, const char *path, const char *key,
+	const uint8_t uuid[S3_UUID], const struct s3_buffer *super)
+{
+	struct s3_request req;
+	uint32_t epoch = 0;
+	int r = s3_super_look(parent, key, uuid, &epoch), opened;
+
+	if (r == 0)
+		r = epoch ? 1 : is_opened(parent, path);
+	if (r)
+		return r;
+	r = s3_volume_delete(parent, key, &req);
+	opened = r ? 0 : is_opened(parent, path);
+	if (opened)
+		r = s3_snapshot_put(
+			parent, key, super->data, super->length, NULL, CLONE_DEADLINE, &req);
+	return r ? r : opened;
+}
+
 /*
  * Did the clone come so long after its marker, since this process or the network had stopped, that
  * a deletion of the snapshot may have found the marker alone and gone on? Then it is taken back,
  * unless the name has been given to another volume since, or a writer has the clone already. 0, or
  * negative errno, reported.
  */
-static int check_in_time(
-	struct s3_volume *parent, const char *marker, const char *key, const uint8_t uuid[S3_UUID])
+static int check_in_time(struct s3_volume *parent, const char *marker, const char *path,
+	const char *key, const uint8_t uuid[S3_UUID], const struct s3_buffer *super)
 {
 	int64_t marked, made;
 	struct s3_request req;
-	uint32_t epoch = 0;
 	bool there;
 	int r = s3_volume_modified(parent, marker, &marked, &req);
 
@@ -99,20 +132,20 @@ static int check_in_time(
 		return 0;
 	if (r && r != -ENOENT)
 		return s3_volume_refuse(parent, r, "%s", req.message);
-	r = s3_super_look(parent, key, uuid, &epoch);
+	r = take_back(parent, path, key, uuid, super);
 	/* One that a writer has changed is younger than the clone. */
-	if (r == 0 && epoch)
+	if (r == 1)
 		return there ? 0
 			     : s3_volume_refuse(parent, -EIO,
 				       "clone: %s lacks its marker, and somebody has opened it; "
 				       "copy what it holds into another volume, and delete it",
 				       key);
-	if (r == 0)
-		r = s3_volume_delete(parent, key, &req);
+	/* A deletion that had no answer may yet meet the next one of that name. */
 	if (r == 0 || r == -ENOENT || r == -ESTALE)
 		return s3_volume_refuse(parent, -EIO,
 			"clone: more than %d s passed while it was made, in which its snapshot "
-			"may have been deleted; it was taken back, try again",
+			"may have been deleted; it was taken back; choose another name, or wait "
+			"ten minutes",
 			CLONE_LATEST);
 	return s3_volume_refuse(parent, -EIO,
 		"clone: %s may lack its marker, and could not be taken back: %s; delete "
@@ -149,7 +182,7 @@ static int store_clone(struct s3_volume *parent, const struct s3_root_snapshot *
 	}
 	if (r == 0) {
 		s3_failpoint(S3_FAIL_CLONE_SUPER_AFTER);
-		return check_in_time(parent, marker, key, uuid);
+		return check_in_time(parent, marker, path, key, uuid, super);
 	}
 	/* The marker stays: an attempt without an answer, also one of a proxy's, may yet arrive. */
 	if (r != -EEXIST)

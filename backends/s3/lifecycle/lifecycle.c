@@ -204,7 +204,7 @@ static int load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	if (!readonly && v->layout->has_log)
 		v->backend.session = s3_session(v->instance);
 	v->deadline = 0;
-	v->opened = v->uploaded_ns = s3_now();
+	v->opened = s3_now();
 	s3_store_park(v->store);
 	return 0;
 }

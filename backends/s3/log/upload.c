@@ -22,7 +22,10 @@
 
 /* The longest pause before what the store refused is put again. */
 #define PAUSE_LAST (10 * UINT64_C(1000000000))
-/* After such a pause the fence of a deletion may have been missed: it goes with all the rest. */
+/*
+ * After such a pause, or before the first upload, the fence of a deletion may have been missed: it
+ * goes with all the rest.
+ */
 #define PAUSE_LOOK (10 * UINT64_C(1000000000))
 /* Bytes of a super object, at most. */
 #define SUPER_ROOM (256u << 10)
@@ -205,8 +208,10 @@ static void put(struct s3_batch *b)
 
 void s3_log_upload(struct s3_batch *b)
 {
+	uint64_t last = atomic_load(&b->volume->uploaded_ns);
+
 	b->met[0] = 0;
-	if (s3_now() - atomic_load(&b->volume->uploaded_ns) < PAUSE_LOOK)
+	if (last && s3_now() - last < PAUSE_LOOK)
 		put(b);
 	else
 		look_at_super(b);
