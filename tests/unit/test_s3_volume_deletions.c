@@ -300,6 +300,23 @@ static void test_late_deletion_of_a_mark(void **state)
 	fake_store_reset();
 }
 
+/* One that the store's refusal of the log ends before it has begun: clones may be made again. */
+static void test_mark_of_a_deletion_that_did_not_begin(void **state)
+{
+	struct device a;
+
+	(void)state;
+	create_with_a_write(&a);
+	assert_int_equal(create_snapshot(&a), 0);
+	fake_store_fail(S3_PUT, "/v/log/", -EACCES, 1);
+	assert_int_not_equal(write_block(&a, 0, 2), 0);
+	assert_int_equal(delete_snapshot(&a), -EACCES);
+	device_flush_at_last(&a);
+	assert_int_equal(s3_volume_clone(volume_of(&a), "s", "userblk", "c"), 0);
+	device_close(&a);
+	fake_store_reset();
+}
+
 /*
  * B lists the roots when A has stored the parts of one, and that comes before B's fence: B begins
  * again with it, and knows of the deletion that A acknowledged.
@@ -503,6 +520,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_mark),
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
+		cmocka_unit_test(test_mark_of_a_deletion_that_did_not_begin),
 		cmocka_unit_test(test_root_that_comes_after_its_parts),
 		cmocka_unit_test(test_check_of_a_volume_taken_over),
 		cmocka_unit_test(test_check_beside_a_writer),

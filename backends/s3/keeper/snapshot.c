@@ -403,6 +403,9 @@ static int delete (struct s3_volume *v, void *opaque)
 		return r;
 	}
 	r = s3_checkpoint_with(v, &step);
+	/* It has not begun, and nothing else would take away the mark, which keeps clones off. */
+	if (r && s3_snapshot_find(v, name, &snapshot))
+		s3_snapshot_unmark(v, name);
 	if (r)
 		return r; /* the next root is without it, or this writer ends and it stays */
 	s3_failpoint(S3_FAIL_SNAP_DELETE_BEFORE);
