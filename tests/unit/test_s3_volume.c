@@ -393,6 +393,38 @@ static void test_a_cache_file_that_fails_at_the_end(void **state)
 	fake_store_reset();
 }
 
+/* What a snapshot's cache file has of objects that compaction made is kept, too. */
+static void test_a_cache_file_of_a_compacted_snapshot(void **state)
+{
+	uint8_t block[BLOCK] = {1};
+	char config[512];
+	struct device d;
+	uint64_t kept;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "volume=v;create=on;size=64M;gc-delay=0");
+	for (unsigned i = 0; i < 10; i++)
+		assert_int_equal(
+			device_write(&d, block, BLOCK, i * (uint64_t)BLOCK, BACKEND_FUA), 0);
+	assert_int_equal(s3_volume_gc(volume_of(&d), NULL, NULL), 0);
+	assert_true(device_counter(&d, "gc_objects") > 0);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "s"), 0);
+	device_close(&d);
+	snprintf(config, sizeof config, COMMON "volume=v;snapshot=s;cache-file=%s;cache-size=16M",
+		scratch_path("cache"));
+	device_open(&d, &s3_backend, config);
+	for (unsigned i = 0; i < 10; i++)
+		assert_int_equal(device_read(&d, block, BLOCK, i * (uint64_t)BLOCK), 0);
+	device_close(&d);
+	assert_true(fake_store_requests(S3_GET, "/gc/") > 0);
+	device_open(&d, &s3_backend, config);
+	kept = device_counter(&d, "cache_file_kept");
+	device_close(&d);
+	assert_true(kept > 0);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -406,6 +438,7 @@ int main(void)
 		cmocka_unit_test(test_deadline_of_an_open),
 		cmocka_unit_test(test_checksums_that_the_store_does_not_check),
 		cmocka_unit_test(test_a_cache_file_that_fails_at_the_end),
+		cmocka_unit_test(test_a_cache_file_of_a_compacted_snapshot),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

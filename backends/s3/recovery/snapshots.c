@@ -330,6 +330,7 @@ int s3_recover_snapshot(struct s3_volume *v, const char *snapshot)
 	if (r == 0) {
 		v->of_snapshot = true;
 		v->epoch = root.epoch;
+		v->next_gc = root.next_gc;
 		memcpy(v->predecessor, root.instance, S3_UUID);
 		v->applied = v->frontier = root.seq;
 		v->next_seq = root.seq + 1;
