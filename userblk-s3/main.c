@@ -64,6 +64,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	config.require_clean_close = !o->take_over;
 	config.before_change = s3_volume_may_remove;
 	config.before_change_opaque = &removal;
+	config.when_closed = s3_volume_note_end;
 	r = session_open(o, &config, NULL, answer, &error);
 	if (r == -ECANCELED)
 		return r;
@@ -75,6 +76,7 @@ static int delete_volume(const struct options *o, struct answer *answer)
 	}
 	/* Not one that has got the name since. */
 	removal.only = r == 0 || r == -ENOENT;
+	removal.remains = o->take_over;
 	removed = s3_volume_remove(&config, &host, &removal);
 	/* What was not found was something else, such as the file with its key. */
 	if (removal.unseen)

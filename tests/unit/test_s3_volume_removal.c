@@ -306,6 +306,95 @@ static void test_deletion_of_the_volume_that_was_seen(void **state)
 	fake_store_reset();
 }
 
+/* The deletion of a volume, as the tool has opened and closed it before. */
+static struct s3_removal of_closed;
+
+static void close_for_deletion(struct device *d)
+{
+	of_closed = (struct s3_removal){.only = true};
+	assert_int_equal(s3_volume_may_remove(volume_of(d), &of_closed), 0);
+	volume_of(d)->before_change_opaque = &of_closed;
+	volume_of(d)->when_closed = s3_volume_note_end;
+	device_close(d);
+	assert_true(of_closed.end > 0);
+}
+
+static int delete_closed(struct device *d)
+{
+	return remove_volume(d, &of_closed);
+}
+
+/* A server opens the volume before a request of the deletion, and acknowledges what it writes. */
+static void test_deletion_of_a_volume_that_is_opened_meanwhile(void **state)
+{
+	static const struct {
+		enum s3_op op;
+		const char *part;
+	} stops[] = {{S3_PUT, "/v/deleted"}, {S3_DELETE, "/v/super"}};
+	struct device a, b;
+	struct job deletion;
+	uint8_t block[BLOCK];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
+		create_with_a_write(&a);
+		close_for_deletion(&a);
+		start_held_job(&deletion, &b, delete_closed, stops[i].op, stops[i].part);
+		open_volume(&a);
+		assert_int_equal(write_block(&a, 0, 9), 0);
+		fake_store_release(stops[i].op, stops[i].part);
+		assert_int_equal(end_job(&deletion), -EBUSY);
+		assert_holds(b.reported.error, "a server has opened it since the deletion");
+		assert_int_equal(fake_store_object("/v/deleted", NULL, 0), SIZE_MAX);
+		device_close(&a);
+		open_volume(&a);
+		assert_int_equal(device_read(&a, block, BLOCK, 0), 0);
+		assert_int_equal(block[0], 9);
+		close_for_deletion(&a);
+		assert_int_equal(delete_closed(&b), 0);
+		assert_int_equal(fake_store_object("/v/super", NULL, 0), SIZE_MAX);
+	}
+	fake_store_reset();
+}
+
+static int try_in_job(struct device *d)
+{
+	return device_try(d, &s3_backend, 0, COMMON);
+}
+
+/*
+ * One whose fence comes when the super object is gone acknowledges nothing, and what it has stored
+ * can be deleted.
+ */
+static void test_remains_of_a_server_that_came_too_late(void **state)
+{
+	struct s3_removal removal = {.only = true};
+	struct device a, b;
+	struct job opening;
+
+	(void)state;
+	create_with_a_write(&a);
+	close_for_deletion(&a);
+	start_held_job(&opening, &a, try_in_job, S3_PUT, "/v/log/");
+	assert_int_equal(delete_closed(&b), 0);
+	fake_store_release(S3_PUT, "/v/log/");
+	if (end_job(&opening) == 0) {
+		assert_int_equal(write_block(&a, 0, 9), -EIO);
+		device_close(&a);
+	}
+	assert_int_equal(create_again(&a), -EEXIST);
+	assert_int_equal(remove_volume(&b, &removal), -ENOENT);
+	assert_holds(b.reported.error, "use --take-over");
+	removal.remains = true;
+	assert_int_equal(remove_volume(&b, &removal), 0);
+	assert_true(removal.deleted > 0);
+	assert_int_equal(remove_volume(&b, &removal), -ENOENT);
+	assert_holds(b.reported.error, "not found; correct the name");
+	assert_int_equal(create_again(&a), 0);
+	device_close(&a);
+	fake_store_reset();
+}
+
 /* The deletion of one that has been put back because it has a clone deletes nothing of it. */
 static void test_deletion_of_what_was_put_back(void **state)
 {
@@ -368,6 +457,7 @@ static void test_a_deleted_volume_deletes_nothing(void **state)
 	device_close(&a);
 	fake_store_reset();
 }
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -379,6 +469,8 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_super_object),
 		cmocka_unit_test(test_a_deletion_whose_copy_goes),
 		cmocka_unit_test(test_deletion_of_the_volume_that_was_seen),
+		cmocka_unit_test(test_deletion_of_a_volume_that_is_opened_meanwhile),
+		cmocka_unit_test(test_remains_of_a_server_that_came_too_late),
 		cmocka_unit_test(test_deletion_of_what_was_put_back),
 		cmocka_unit_test(test_a_deleted_volume_deletes_nothing),
 	};

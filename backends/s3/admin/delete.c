@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "backends/s3/admin/delete.h"
+#include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/failure.h"
@@ -116,6 +117,42 @@ int s3_volume_may_remove(struct s3_volume *v, void *opaque)
 	if (removal)
 		memcpy(removal->uuid, v->super.uuid, S3_UUID);
 	return walk(v, "snap/", meet_clone, &c);
+}
+
+void s3_volume_note_end(struct s3_volume *v, void *opaque)
+{
+	struct s3_removal *removal = opaque;
+
+	removal->end = v->applied + 1;
+	removal->epoch = v->epoch;
+}
+
+/*
+ * Has nobody opened the volume since the deletion closed it? Otherwise a fence stands behind the
+ * end of the log, for fences are not collected. What a writer that had been fenced before left
+ * there is older. 0, or negative errno, reported.
+ */
+static int check_closed(struct s3_volume *v, const struct s3_removal *removal)
+{
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	void *data;
+	int r = removal->end
+			? s3_volume_get_header(v, removal->end + 1, &data, &header, &check, &req)
+			: -ENOENT;
+
+	if (r)
+		return r == -ENOENT   ? 0
+		       : r == -ENOMEM ? r
+				      : s3_volume_refuse(v, r, "%s", req.message);
+	free(data);
+	if (check == S3_OTHER_VOLUME || (check == S3_GOOD && header.epoch < removal->epoch))
+		return 0;
+	return s3_volume_refuse(v, -EBUSY,
+		"volume=%s: a server has opened it since the deletion closed it; stop that server, "
+		"and delete the volume again",
+		v->name);
 }
 
 /* For a deletion that may only finish another one. */
@@ -238,6 +275,43 @@ static void remake(struct s3_volume *v, const void *data, size_t length)
 		delete_name(v, S3_NAME_DELETED);
 }
 
+static int meet_remains(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
+{
+	(void)opaque;
+	(void)listed;
+	return name && name->kind != S3_NAME_PROBE;
+}
+
+/*
+ * There is neither the super object nor its copy: a server that had not noticed the deletion may
+ * have stored something after its end. A copy of its own makes that the rest of a volume.
+ */
+static int adopt_remains(struct s3_volume *v, const struct s3_removal *removal)
+{
+	struct s3_super super = {.layout = S3_LAYOUT_LOG, .block_shift = 12, .blocks = 1};
+	struct s3_buffer out = {0};
+	int r = walk(v, "", meet_remains, NULL);
+
+	if (r < 0)
+		return r;
+	if (r == 0)
+		return s3_volume_refuse(
+			v, -ENOENT, "volume=%s: not found; correct the name or prefix", v->name);
+	if (!removal->remains)
+		return s3_volume_refuse(v, -ENOENT,
+			"volume=%s: is no volume, but the bucket has objects that a server stored "
+			"after its deletion; make sure that no server has it, and use --take-over "
+			"to delete them",
+			v->name);
+	r = s3_random(super.uuid);
+	if (r)
+		return r;
+	s3_super_encode(&super, &out);
+	r = out.failed ? -ENOMEM : put_copy(v, S3_NAME_DELETED, out.data, out.length);
+	s3_buffer_free(&out);
+	return r;
+}
+
 /*
  * Goes on with a deletion that was interrupted. It may have ended before it looked for a clone that
  * was made in the last moment; a marker alone does not tell, since after that all else may be gone.
@@ -249,11 +323,14 @@ static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 	void *data;
 	int r = read_copy(v, S3_NAME_DELETED, &data, &length);
 
-	if (r == -ENOENT)
-		return s3_volume_refuse(
-			v, r, "volume=%s: not found; correct the name or prefix", v->name);
+	if (r == -ENOENT) {
+		r = adopt_remains(v, removal);
+		if (r)
+			return r;
+		r = read_copy(v, S3_NAME_DELETED, &data, &length);
+	}
 	if (r)
-		return r;
+		return r == -ENOENT ? refuse_deleted(v) : r;
 	if (removal->only && memcmp(removal->uuid, nobody, S3_UUID) != 0 &&
 		memcmp(removal->uuid, v->super.uuid, S3_UUID) != 0) {
 		free(data);
@@ -270,6 +347,14 @@ static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 		remake(v, data, length);
 	free(data);
 	return r;
+}
+
+/* Has the volume no clones, and nobody opened it? 0, or negative errno, reported. */
+static int check_unused(struct s3_volume *v, const struct s3_removal *removal, struct clones *c)
+{
+	int r = walk(v, "snap/", meet_clone, c);
+
+	return r ? r : check_closed(v, removal);
 }
 
 /* From a volume to what is left of one. */
@@ -299,12 +384,15 @@ static int unmake(struct s3_volume *v, struct s3_removal *removal)
 	/* The time of the copy is the store's. */
 	if (r == 0)
 		r = learn_time(v, &c);
-	if (r == 0 && (r = walk(v, "snap/", meet_clone, &c)) == -EBUSY)
+	if (r == 0 && (r = check_unused(v, removal, &c)) == -EBUSY)
 		delete_name(v, S3_NAME_DELETED);
 	if (r == 0)
 		r = delete_name(v, S3_NAME_SUPER);
-	/* A clone that was made in the last moment keeps its parent, as one that may be. */
-	if (r == 0 && (r = walk(v, "snap/", meet_clone, &c)) == -EBUSY)
+	/*
+	 * A clone that was made in the last moment keeps its parent, as one that may be; and so
+	 * does a server, which misses the super object if its fence comes after this.
+	 */
+	if (r == 0 && (r = check_unused(v, removal, &c)) == -EBUSY)
 		remake(v, data, length);
 	free(data);
 	return r;

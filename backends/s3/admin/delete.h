@@ -21,6 +21,10 @@ struct s3_removal {
 	 * name. */
 	bool only;
 	uint8_t uuid[S3_UUID];
+	/* The last object of the log and its epoch, by s3_volume_note_end(). 0: not known. */
+	uint64_t end, epoch;
+	/* Also objects without a super object or its copy. No server may have them. */
+	bool remains;
 
 	/* Filled. */
 	bool unseen; /* refused: there is a volume, where only the rest of one may be deleted */
@@ -31,7 +35,8 @@ struct s3_removal {
 /*
  * Deletes the volume, or what an interrupted deletion has left. No writer may have it: the
  * caller has fenced them all. 0 or negative errno, which has been reported: -ENOENT: nothing
- * there; -EBUSY: it has snapshots with clones, or only the rest of one may be deleted.
+ * there; -EBUSY: it has snapshots with clones, somebody has opened it since, or only the rest of
+ * one may be deleted.
  */
 int s3_volume_remove(const struct s3_config *config, const struct backend_host *host,
 	struct s3_removal *removal);
@@ -40,5 +45,7 @@ int s3_volume_remove(const struct s3_config *config, const struct backend_host *
  * volume has snapshots with clones.
  */
 int s3_volume_may_remove(struct s3_volume *v, void *removal);
+/* As when_closed: a server that opens the volume after this ends its deletion. */
+void s3_volume_note_end(struct s3_volume *v, void *removal);
 
 #endif

@@ -42,6 +42,8 @@ struct s3_config {
 	 */
 	int (*before_change)(struct s3_volume *v, void *opaque);
 	void *before_change_opaque;
+	/* Called with the same opaque when the log has its last object. Or NULL. */
+	void (*when_closed)(struct s3_volume *v, void *opaque);
 };
 
 uint32_t s3_config_block_size(const struct s3_config *config);

@@ -173,6 +173,7 @@ struct s3_volume {
 	/* As in struct s3_config. */
 	int (*before_change)(struct s3_volume *v, void *opaque);
 	void *before_change_opaque;
+	void (*when_closed)(struct s3_volume *v, void *opaque);
 	bool write_back_discard; /* what only a write-back log holds may be lost */
 	/* The newest object of the log when it was opened; 0: covered by a root. */
 	enum s3_type last_type;

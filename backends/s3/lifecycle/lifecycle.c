@@ -152,6 +152,7 @@ static int load(struct s3_volume *v, const struct s3_config *c, uint64_t size)
 	v->write_back_discard = c->write_back_discard;
 	v->before_change = c->before_change;
 	v->before_change_opaque = c->before_change_opaque;
+	v->when_closed = c->when_closed;
 	if (c->encryption_key)
 		r = s3_volume_read_key(v, c->encryption_key);
 	if (r == 0)
@@ -220,6 +221,8 @@ static int leave(struct s3_volume *v, struct s3_request *req)
 	if (!s3_is_drained(v))
 		return r ? r : -EBUSY;
 	r = s3_close_cleanly(v, req);
+	if (r == 0 && v->when_closed)
+		v->when_closed(v, v->before_change_opaque);
 	if (r == 0 && v->whole) {
 		v->deadline = CLEAN_DEADLINE;
 		s3_writeback_unmark(v);
