@@ -11,8 +11,9 @@ and exec a tenth of what emulated CPUs take for them, and a system call five tim
 CPU slow it down many times, because each system call waits for a turn: `chrt --rr 1` before it keeps the CPU free.
 
 Its root is that of this machine, but what is written there vanishes; /userblk is the checkout, read-only; /results and
-/extra are the directories of --share and --extra. LAB_NVME is a disk in memory with a volatile cache. The programs are
-those of build/host, as LAB_RELEASE says. Exit status: the command's; 124: the time ran out; 125: the kernel ended.
+/extra are the directories of --share and --extra. LAB_NVME and LAB_SATA are disks in memory with a volatile cache. The
+programs are those of build/host, as LAB_RELEASE says. Exit status: the command's; 124: the time ran out; 125: the
+kernel ended.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ INIT = Path(__file__).with_name("user_mode_linux_init")
 INSIDE = "USERBLK_UML_NAMESPACE"
 EXIT_TIMEOUT, EXIT_DIED = 124, 125  # as lab/run
 COMMAND, RESULT = "uml-command", "uml-exit"  # files in its root
-OTHER_MIB = 2048  # of memory, besides the disk
+OTHER_MIB = 2048  # of memory, besides a full disk
 NEEDED = ("bison", "flex", "gcc", "make", "depmod", "taskset")
 
 
@@ -98,6 +99,7 @@ def write_files(root: Path, args: argparse.Namespace) -> None:
         "LAB_KERNEL": str(args.linux),
         "LAB_NVME": "/dev/nullb0",
         "LAB_RELEASE": "host",
+        "LAB_SATA": "/dev/nullb1",
         "PYTHONPYCACHEPREFIX": "/tmp/pycache",
     }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in settings.items()]
@@ -112,7 +114,7 @@ def run_kernel(program: Path, root: Path, args: argparse.Namespace) -> str:
     argv = ["taskset", "--cpu-list", str(args.cpu), str(program), f"mem={memory}M", "ncpus=1", "seccomp=on"]
     argv += ["root=/dev/root", "rootfstype=hostfs", f"rootflags={root}", "rw", f"init=/{INIT.name}"]
     argv += [f"uml_dir={root.parent}"]  # not in the user's home
-    disks = {"nr_devices": 1, "memory_backed": 1, "discard": 1, "bs": 512, "cache_size": 64, "gb": args.disk_gib}
+    disks = {"nr_devices": 2, "memory_backed": 1, "discard": 1, "bs": 512, "cache_size": 64, "gb": args.disk_gib}
     argv += [f"null_blk.{name}={value}" for name, value in disks.items()]
     argv += ["nbd.nbds_max=64"]  # as the harness has it
     console = BUILD / f"console-{args.cpu}.log"
@@ -154,7 +156,7 @@ def main() -> int:
     parser.add_argument("--linux", type=Path, required=True, help="a source tree of Linux 7.0 or newer")
     parser.add_argument("--share", type=Path, help="this directory is /results, and can be written to")
     parser.add_argument("--extra", type=Path, help="this directory is /extra")
-    parser.add_argument("--disk-gib", type=int, default=4, metavar="GIB", help="of LAB_NVME (default: %(default)s)")
+    parser.add_argument("--disk-gib", type=int, default=4, metavar="GIB", help="of each disk (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=0.0, metavar="S", help="0: none (default: %(default)g)")
     cpus = sorted(os.sched_getaffinity(0))
     parser.add_argument("--cpu", type=int, choices=cpus, default=cpus[-1], help="default: %(default)s")
