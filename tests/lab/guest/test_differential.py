@@ -115,11 +115,21 @@ def block_target(path: str, limits: Limits) -> FileTarget:
     return FileTarget(path, limits.at_once, direct=True, disk=True)
 
 
+DISKS = [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("tcmu", "handler"), ("ublk", "workers"), ("ublk", "uring")]
+
+
+@pytest.mark.parametrize(("kind", "mode"), DISKS)
+def test_null_device(up: Up, kind: str, mode: str) -> None:
+    """Whatever is written, it reads as zeroes."""
+    with up(config(kind, "null", mode=mode)) as running:
+        limits = limits_of(running.used.path, keeps=False)
+        with closing(block_target(running.used.path, limits)) as target:
+            assert search(limits, target, SECONDS) > 0
+        assert not running.server_died()
+
+
 @pytest.mark.parametrize("direct", ["on", "off"])
-@pytest.mark.parametrize(
-    ("kind", "mode"),
-    [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("tcmu", "handler"), ("ublk", "workers"), ("ublk", "uring")],
-)  # noqa: E501
+@pytest.mark.parametrize(("kind", "mode"), DISKS)
 def test_block_layer(up: Up, kind: str, mode: str, direct: str) -> None:
     compare(up, config(kind, mode=mode, direct=direct), block_target)
 
