@@ -20,7 +20,10 @@
 #include "programs/exit_codes.h"
 #include "programs/standard_files.h"
 
-/* Types that linux/magic.h lacks, or has had for a short time only. */
+/* Types that linux/magic.h lacks, or has not always had. */
+#ifndef FUSE_SUPER_MAGIC
+#define FUSE_SUPER_MAGIC 0x65735546
+#endif
 #define BCACHEFS_MAGIC 0xca451a4eUL
 #define EXFAT_MAGIC    0x2011bab0UL
 #define NTFS_MAGIC     0x5346544eUL
