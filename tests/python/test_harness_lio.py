@@ -62,7 +62,7 @@ sys.stdin.read()
 @contextmanager
 def daemon_with(handler: Path) -> Iterator[int]:
     """The pid of a process that looks like a tcmu-runner which has loaded it."""
-    argv = [sys.executable, "-c", DAEMON, handler]
+    argv = [sys.executable, "-c", DAEMON, str(handler)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdin and process.stdout.readline() == b"\n"
         yield process.pid
