@@ -104,6 +104,7 @@ def _draw(where: str, cells: Mapping[tuple[str, int], Samples], systems: Sequenc
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(MEASURES), len(counts), squeeze=False)
     for row, (name, title) in enumerate(MEASURES.items()):
+        axes[row][0].set_ylabel("share of the disks")
         for axis, disks in zip(axes[row], counts, strict=True):
             for number, system in enumerate(systems):
                 if (system, disks) in cells:
