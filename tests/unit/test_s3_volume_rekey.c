@@ -248,12 +248,37 @@ static void test_other_changes(void **state)
 	fake_store_reset();
 }
 
+/* The store refuses the change, and an earlier attempt, which had no answer, makes it. */
+static void test_change_that_comes_though_it_was_refused(void **state)
+{
+	struct device d;
+	bool derived;
+
+	(void)state;
+	fake_store_reset();
+	open_with(&d, "v", 0, "create=on;size=64M");
+	write_block(&d, 0, 'a');
+	fake_store_fail_late("/super", -EACCES);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(1), keys[1]), &derived), -EACCES);
+	assert_holds(d.reported.error, "the key may be changed all the same; keep both files ");
+	assert_null(strchr(d.reported.error, '\n'));
+	fake_store_fail(S3_PUT, "/super", -EACCES, 1);
+	assert_int_equal(s3_volume_rekey(volume_of(&d), keys[1], &derived), -EACCES);
+	assert_null(strstr(d.reported.error, "may be changed"));
+	fake_store_arrive();
+	device_close(&d);
+	refused("v", 0, "is not the key of volume=v");
+	holds("v", 1, "", "a");
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_rekey),
 		cmocka_unit_test(test_derived_keys),
 		cmocka_unit_test(test_other_changes),
+		cmocka_unit_test(test_change_that_comes_though_it_was_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

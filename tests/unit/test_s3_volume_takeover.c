@@ -306,6 +306,26 @@ static void test_takeover_of_a_busy_writer(void **state)
 	fake_store_reset();
 }
 
+/* A fence that is refused may stand there all the same: the volume counts as in use then. */
+static void test_fence_that_comes_though_it_was_refused(void **state)
+{
+	struct device a;
+
+	(void)state;
+	create_with_a_write(&a);
+	device_close(&a);
+	fake_store_fail_late("/v/log/", -EACCES);
+	assert_int_equal(device_try(&a, &s3_backend, 0, COMMON), -EACCES);
+	assert_holds(a.reported.error, "counts as in use now, although nobody has it");
+	fake_store_fail(S3_PUT, "/v/log/", -EACCES, 1);
+	assert_int_equal(device_try(&a, &s3_backend, 0, COMMON), -EACCES);
+	assert_null(strstr(a.reported.error, "counts as in use now"));
+	fake_store_arrive();
+	open_volume(&a);
+	device_close(&a);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -315,6 +335,7 @@ int main(void)
 		cmocka_unit_test(test_each_attempt_may_stop_a_writer),
 		cmocka_unit_test(test_a_busy_writer_is_not_followed_for_ever),
 		cmocka_unit_test(test_takeover_of_a_busy_writer),
+		cmocka_unit_test(test_fence_that_comes_though_it_was_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,6 +22,7 @@
 #ifndef USERBLK_S3_CLIENT_H
 #define USERBLK_S3_CLIENT_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -238,7 +239,7 @@ struct s3_request {
 	 * -EINVAL	the store found the request wrong in another way
 	 * -EIO		still failing at the deadline
 	 * -ESHUTDOWN	the store is being stopped, or no longer does what can be dropped
-	 * A PUT or DELETE that ends in -EIO or -ESHUTDOWN may have happened all the same.
+	 * A PUT or DELETE that ends in an error may happen all the same: s3_may_arrive().
 	 */
 	int result;
 	uint64_t bytes;	      /* of body received (GET) or sent (PUT) */
@@ -260,6 +261,15 @@ struct s3_request {
 	unsigned mismatches;
 	uint64_t refused; /* ns, when its credentials were for the first time; 0: not */
 };
+
+/*
+ * May a PUT or DELETE that has ended in an error happen all the same? An attempt before the one
+ * that was answered may have had no answer.
+ */
+static inline bool s3_may_arrive(const struct s3_request *req)
+{
+	return req->result == -EIO || req->result == -ESHUTDOWN || (req->result && req->retries);
+}
 
 struct s3_store;
 

@@ -28,11 +28,14 @@ static uint32_t waited_deadline(const struct s3_volume *v)
 
 int s3_volume_put_with_reserve(struct s3_volume *v, struct s3_request *req)
 {
-	unsigned made = s3_space_made(v);
+	unsigned made = s3_space_made(v), retries;
 	int r = s3_store_call(v->store, req);
 
-	if (r == -ENOSPC && s3_space_make(v, made, req->message))
+	if (r == -ENOSPC && s3_space_make(v, made, req->message)) {
+		retries = req->retries;
 		r = s3_store_call(v->store, req);
+		req->retries += retries;
+	}
 	return r;
 }
 

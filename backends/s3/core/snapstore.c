@@ -70,7 +70,7 @@ static int set_numbered(void *opaque, struct s3_volume *v, struct s3_super *supe
 
 int s3_snapshot_keep_older_out(struct s3_volume *v)
 {
-	int r = v->super.numbered ? 0 : s3_volume_change_super(v, set_numbered, NULL);
+	int r = v->super.numbered ? 0 : s3_volume_change_super(v, set_numbered, NULL, NULL);
 
 	if (r == 0)
 		v->super.numbered = true;

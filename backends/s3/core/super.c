@@ -37,10 +37,18 @@ int s3_super_look(
 	return r;
 }
 
+/* Reports that it was not stored. */
+static int refuse_change(struct s3_volume *v, int r, const char *late, const struct s3_request *req)
+{
+	if (late && s3_may_arrive(req))
+		return s3_volume_refuse(v, r, "%s; %s", req->message, late);
+	return s3_volume_refuse(v, r, "%s", req->message);
+}
+
 /* One attempt. -EEXIST: somebody else has changed it meanwhile. */
 static int try_change_super(struct s3_volume *v, const char *key,
 	int (*change)(void *opaque, struct s3_volume *v, struct s3_super *super), void *opaque,
-	struct s3_request *req)
+	const char *late, struct s3_request *req)
 {
 	struct s3_buffer out = {0};
 	char etag[S3_ETAG_MAX + 1];
@@ -77,7 +85,7 @@ static int try_change_super(struct s3_volume *v, const char *key,
 
 			r = s3_volume_put_at(v, key, &iov, 1, etag, v->deadline, req);
 			if (r && r != -EEXIST)
-				s3_volume_refuse(v, r, "%s", req->message);
+				refuse_change(v, r, late, req);
 		}
 		s3_buffer_free(&out);
 	}
@@ -86,7 +94,8 @@ static int try_change_super(struct s3_volume *v, const char *key,
 }
 
 int s3_volume_change_super(struct s3_volume *v,
-	int (*change)(void *opaque, struct s3_volume *v, struct s3_super *super), void *opaque)
+	int (*change)(void *opaque, struct s3_volume *v, struct s3_super *super), void *opaque,
+	const char *late)
 {
 	struct s3_name name = {.kind = S3_NAME_SUPER};
 	char key[S3_KEY_MAX + 1];
@@ -96,6 +105,6 @@ int s3_volume_change_super(struct s3_volume *v,
 	s3_volume_key(v, &name, key);
 	/* Again if somebody else has changed it meanwhile, or our own attempt had arrived. */
 	for (int i = 0; r == -EEXIST && i < 3; i++)
-		r = try_change_super(v, key, change, opaque, &req);
-	return r == -EEXIST ? s3_volume_refuse(v, -EIO, "volume=%s: %s", v->name, req.message) : r;
+		r = try_change_super(v, key, change, opaque, late, &req);
+	return r == -EEXIST ? refuse_change(v, -EIO, late, &req) : r;
 }

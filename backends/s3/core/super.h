@@ -20,9 +20,11 @@ int s3_super_look(
 /*
  * Rewrites the super object, unless another writer took over. change() gets it as it is now, maybe
  * more than once, and answers 1: it has changed it, 0: it need not, or negative errno, which it
- * has reported. 0 or negative errno, reported.
+ * has reported. 0 or negative errno, reported; with what late says (may be NULL) if it may be
+ * changed all the same.
  */
 int s3_volume_change_super(struct s3_volume *v,
-	int (*change)(void *opaque, struct s3_volume *v, struct s3_super *super), void *opaque);
+	int (*change)(void *opaque, struct s3_volume *v, struct s3_super *super), void *opaque,
+	const char *late);
 
 #endif

@@ -69,7 +69,9 @@ static int rekey(struct s3_volume *v, void *opaque)
 	int r;
 
 	s3_failpoint(S3_FAIL_REKEY_SUPER_BEFORE);
-	r = s3_volume_change_super(v, change_key, opaque);
+	r = s3_volume_change_super(v, change_key, opaque,
+		"the key may be changed all the same; keep both files until one has opened the "
+		"volume");
 	if (r)
 		return r;
 	s3_failpoint(S3_FAIL_REKEY_SUPER_AFTER);

@@ -38,7 +38,7 @@ static int store_size(struct s3_volume *v, uint64_t blocks)
 	int r;
 
 	s3_failpoint(S3_FAIL_RESIZE_SUPER_BEFORE);
-	r = s3_volume_change_super(v, change_size, &blocks);
+	r = s3_volume_change_super(v, change_size, &blocks, NULL);
 	/* A writer that takes over reads the size after its fence, which may have been before this.
 	 */
 	if (r == 0)

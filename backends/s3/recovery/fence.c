@@ -265,7 +265,7 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 		p->end = 0;
 	while (r == 0) {
 		uint64_t seq = v->applied + 1;
-		struct s3_request req;
+		struct s3_request req = {0};
 
 		r = check_end(v);
 		if (r == 0)
@@ -290,8 +290,7 @@ int s3_recovery_fence(struct s3_volume *v, struct s3_recovery *p)
 				r = s3_recovery_follow(v, p, S3_RECOVERY_WINDOW);
 			continue;
 		}
-		/* Such a request may arrive all the same. */
-		p->put |= r == 0 || r == -EIO || r == -ESHUTDOWN;
+		p->put |= r == 0 || s3_may_arrive(&req);
 		if (r == 0)
 			r = STORED;
 	}

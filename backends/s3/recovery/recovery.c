@@ -51,7 +51,7 @@ static int settle_size(struct s3_volume *v, uint64_t blocks)
 {
 	uint64_t *size = &v->super.blocks, end = end_of_data(v, *size), stored;
 	uint64_t unit = SIZE_UNIT >> v->shift ? SIZE_UNIT >> v->shift : 1;
-	int r = end > *size ? s3_volume_change_super(v, note_size, NULL) : 0;
+	int r = end > *size ? s3_volume_change_super(v, note_size, NULL, NULL) : 0;
 
 	if (r)
 		return r;

@@ -110,7 +110,7 @@ static int set_mark(struct s3_volume *v, const uint8_t *mark)
 	int r;
 
 	memcpy(copy, mark, S3_UUID);
-	r = s3_volume_change_super(v, change_mark, copy);
+	r = s3_volume_change_super(v, change_mark, copy, NULL);
 	if (r == 0)
 		memcpy(v->super.write_back, mark, S3_UUID);
 	return r;
