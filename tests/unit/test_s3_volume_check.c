@@ -4,6 +4,7 @@
  * have lost is found before the next open needs it, and a server replaces it.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -403,6 +404,41 @@ static void test_a_check_that_is_stopped(void **state)
 	fake_store_reset();
 }
 
+struct listed {
+	unsigned n, others;
+};
+
+static void count(void *opaque, const struct s3_damage *damage)
+{
+	struct listed *listed = opaque;
+
+	listed->n++;
+	sscanf(damage->reason, "and %u others are damaged and not listed; ", &listed->others);
+}
+
+/* When much is missing, so much of it is listed as there is memory, and the rest is counted. */
+static void test_a_store_that_has_lost_all(void **state)
+{
+	const unsigned lost = 100;
+	struct listed listed = {0};
+	struct s3_verify verify = {.opaque = &listed, .damage = count};
+	struct device d;
+
+	(void)state;
+	create_volume(&d, "size=64M");
+	for (unsigned i = 0; i < lost; i++)
+		assert_int_equal(write_block(&d, i, 1), 0);
+	fake_store_fail(S3_GET, "/log/", -ENOENT, UINT_MAX);
+	volume_of(&d)->cache_bytes = 128 << 10;
+	assert_int_equal(s3_verify(volume_of(&d), &verify), 0);
+	assert_int_equal(verify.damaged_objects, lost);
+	assert_int_equal(verify.damaged_bytes, lost * BLOCK);
+	assert_in_range(listed.n, 10, lost / 2);
+	assert_int_equal(listed.n + listed.others, lost);
+	crash(&d);
+	fake_store_reset();
+}
+
 /* A clone begins with its parent's snapshot, until it has a full root of its own. */
 static void test_a_clone(void **state)
 {
@@ -448,6 +484,7 @@ int main(void)
 		cmocka_unit_test(test_a_reader_of_a_snapshot),
 		cmocka_unit_test(test_a_reader_beside_a_deletion),
 		cmocka_unit_test(test_a_check_that_is_stopped),
+		cmocka_unit_test(test_a_store_that_has_lost_all),
 		cmocka_unit_test(test_a_clone),
 	};
 

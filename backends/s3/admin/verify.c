@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "backends/s3/admin/verify.h"
+#include "backends/s3/admin/verify_damage.h"
 #include "backends/s3/admin/verify_roots.h"
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
@@ -27,22 +28,6 @@
 /* Bytes may have been changed on the way: so often an object is read before it counts as damaged.
  */
 #define ATTEMPTS 3
-/* Runs looked up at once. */
-#define RUNS 64
-
-/* One that is not as it was written. */
-struct damaged {
-	uint32_t slot; /* pinned */
-	uint32_t blocks;
-	bool *bad; /* of each block */
-	bool other_size;
-	bool always; /* to be reported although no block that is in use is concerned */
-	bool own;    /* the newest root needs it */
-	bool reported;
-	char key[S3_KEY_MAX + 1];
-	char reason[192];
-};
-
 struct candidate {
 	uint64_t id;
 	uint32_t bytes;
@@ -67,8 +52,7 @@ struct run {
 	uint64_t done;
 	uint64_t used; /* of the memory; one object may be larger */
 	int result;
-	struct damaged **damaged;
-	size_t n_damaged;
+	struct s3_damaged_list damaged;
 };
 
 static int enter(struct run *run, const struct candidate *candidate)
@@ -106,14 +90,14 @@ static int collect(void *opaque, uint32_t slot, const struct s3_object *o)
 /* ---- one object ------------------------------------------------------------------- */
 
 /* Blocks that a checksum covers, from first on. */
-static void mark(const struct damaged *d, uint32_t first, uint32_t count)
+static void mark(const struct s3_damaged *d, uint32_t first, uint32_t count)
 {
 	for (uint32_t i = first; i < first + count && i < d->blocks; i++)
 		d->bad[i] = true;
 }
 
 /* Compares what was read with its checksums, of blocks or units. How many differ. */
-static uint32_t compare(const struct s3_volume *v, const struct damaged *d,
+static uint32_t compare(const struct s3_volume *v, const struct s3_damaged *d,
 	const struct s3_object_header *h, const uint8_t *data, uint64_t length)
 {
 	uint32_t per_unit = h->flags ? S3_UNIT >> v->shift : 1, wrong = 0;
@@ -137,7 +121,7 @@ static uint32_t compare(const struct s3_volume *v, const struct damaged *d,
 
 /* Reads it from the store. 0; -ENOENT, which is d's reason; or what the store does not tell. */
 static int fetch(
-	struct s3_volume *v, struct damaged *d, void *data, size_t bytes, struct s3_request *req)
+	struct s3_volume *v, struct s3_damaged *d, void *data, size_t bytes, struct s3_request *req)
 {
 	int r = s3_volume_get(v, d->key, data, bytes, req);
 
@@ -160,7 +144,7 @@ static bool is_missing(int *r)
 
 /* One look. False: as it should be. *r: not 0 when the store does not tell. */
 static bool look(struct s3_volume *v, const struct s3_object *o, const uint8_t *uuid,
-	struct damaged *d, void *data, int *r)
+	struct s3_damaged *d, void *data, int *r)
 {
 	struct s3_object_header header;
 	struct s3_request req;
@@ -190,38 +174,11 @@ static bool look(struct s3_volume *v, const struct s3_object *o, const uint8_t *
 	return wrong || d->other_size;
 }
 
-static void free_damaged(struct s3_volume *v, struct damaged *d)
-{
-	if (d->slot != S3_NO_SLOT)
-		s3_objects_unpin(v->objects, d->slot);
-	free(d->bad);
-	free(d);
-}
-
-/* Keeps d, which is freed otherwise. */
-static int keep(struct run *run, struct damaged *d)
-{
-	struct damaged **more;
-	int r = -ENOMEM;
-
-	pthread_mutex_lock(&run->lock);
-	more = realloc(run->damaged, (run->n_damaged + 1) * sizeof(*more));
-	if (more) {
-		run->damaged = more;
-		more[run->n_damaged++] = d;
-		r = 0;
-	}
-	pthread_mutex_unlock(&run->lock);
-	if (r)
-		free_damaged(run->v, d);
-	return r;
-}
-
 /* Checks the object in slot, which is pinned, and unpins it. */
 static int verify_object(struct run *run, uint32_t slot, const struct s3_object *o)
 {
 	struct s3_volume *v = run->v;
-	struct damaged *d = calloc(1, sizeof *d);
+	struct s3_damaged *d = calloc(1, sizeof *d);
 	const uint8_t *uuid = s3_volume_origin_uuid(v, o->origin);
 	void *data = malloc(o->bytes);
 	bool bad = false;
@@ -246,17 +203,17 @@ static int verify_object(struct run *run, uint32_t slot, const struct s3_object 
 	/* Snapshots, or recovery, may stumble over it. */
 	d->always = o->held || d->other_size;
 	if (r == 0 && bad)
-		return keep(run, d);
-	free_damaged(v, d);
+		return s3_damaged_keep_object(&run->damaged, d, o);
+	s3_damaged_free(v, d);
 	return r;
 }
 
 /* ---- what the map is made of ---------------------------------------------------------- */
 
 /* Something of the map that is damaged. NULL: no memory. */
-static struct damaged *new_damaged(bool own)
+static struct s3_damaged *new_damaged(bool own)
 {
-	struct damaged *d = calloc(1, sizeof *d);
+	struct s3_damaged *d = calloc(1, sizeof *d);
 
 	if (d) {
 		d->slot = S3_NO_SLOT;
@@ -267,8 +224,8 @@ static struct damaged *new_damaged(bool own)
 }
 
 /* One look at a region or summary, into data. False: as it should be. *r: as look()'s. */
-static bool look_at_part(
-	struct s3_volume *v, const struct s3_root_part *part, struct damaged *d, void *data, int *r)
+static bool look_at_part(struct s3_volume *v, const struct s3_root_part *part, struct s3_damaged *d,
+	void *data, int *r)
 {
 	struct s3_request req;
 
@@ -287,7 +244,7 @@ static bool look_at_part(
 
 static int verify_part(struct run *run, const struct s3_verify_part *part)
 {
-	struct damaged *d = new_damaged(part->own);
+	struct s3_damaged *d = new_damaged(part->own);
 	void *data = malloc(part->part.bytes);
 	int r = d && data ? 0 : -ENOMEM;
 	bool bad = false;
@@ -298,35 +255,35 @@ static int verify_part(struct run *run, const struct s3_verify_part *part)
 		bad = look_at_part(run->v, &part->part, d, data, &r);
 	free(data);
 	if (r == 0 && bad)
-		return keep(run, d);
+		return s3_damaged_keep(&run->damaged, d);
 	free(d);
 	return r;
 }
 
 static int lose_root(void *opaque, const char *key, const char *reason, bool own)
 {
-	struct damaged *d = new_damaged(own);
+	struct s3_damaged *d = new_damaged(own);
 
 	if (!d)
 		return -ENOMEM;
 	strcpy(d->key, key);
 	snprintf(d->reason, sizeof d->reason, "%s", reason);
-	return keep(opaque, d);
+	return s3_damaged_keep(&((struct run *)opaque)->damaged, d);
 }
 
 /* What has been found of a part. NULL: nothing. */
-static struct damaged *find_part(const struct run *run, const struct s3_verify_part *part)
+static struct s3_damaged *find_part(const struct run *run, const struct s3_verify_part *part)
 {
 	char key[S3_KEY_MAX + 1];
 
 	s3_verify_part_key(run->v, part, key);
-	for (size_t i = 0; i < run->n_damaged; i++)
-		if (strcmp(run->damaged[i]->key, key) == 0)
-			return run->damaged[i];
+	for (size_t i = 0; i < run->damaged.n; i++)
+		if (strcmp(run->damaged.all[i]->key, key) == 0)
+			return run->damaged.all[i];
 	return NULL;
 }
 
-static void add_reason(struct damaged *d, const char *text, const char *name)
+static void add_reason(struct s3_damaged *d, const char *text, const char *name)
 {
 	size_t used = strlen(d->reason);
 
@@ -335,7 +292,7 @@ static void add_reason(struct damaged *d, const char *text, const char *name)
 
 static void need_part_again(void *opaque, const struct s3_verify_part *part, const char *snapshot)
 {
-	struct damaged *d = find_part(opaque, part);
+	struct s3_damaged *d = find_part(opaque, part);
 
 	if (d)
 		add_reason(d, "and snapshot ", snapshot);
@@ -394,79 +351,6 @@ static void *worker(void *opaque)
 	}
 	pthread_mutex_unlock(&run->lock);
 	return NULL;
-}
-
-static int by_slot(const void *a, const void *b)
-{
-	const struct damaged *x = *(struct damaged *const *)a, *y = *(struct damaged *const *)b;
-
-	return (x->slot > y->slot) - (x->slot < y->slot);
-}
-
-static struct damaged *find(const struct run *run, uint32_t slot)
-{
-	struct damaged key = {.slot = slot}, *p = &key, **found;
-
-	if (slot == S3_NO_SLOT)
-		return NULL;
-	found = bsearch(&p, run->damaged, run->n_damaged, sizeof(p), by_slot);
-	return found ? *found : NULL;
-}
-
-/* Tells a range; those that touch become one. A NULL d ends the last one. */
-static void tell(struct run *run, struct s3_damage *range, struct damaged *d, uint64_t offset,
-	uint64_t length)
-{
-	if (d && range->length && range->key == d->key && range->offset + range->length == offset) {
-		range->length += length;
-		return;
-	}
-	if (range->length) {
-		run->verify->damaged_bytes += range->length;
-		run->verify->damage(run->verify->opaque, range);
-	}
-	*range = (struct s3_damage){.offset = offset, .length = d ? length : 0};
-	if (d) {
-		d->reported = true;
-		range->key = d->key;
-		range->reason = d->reason;
-	}
-}
-
-/* Where in the volume is what is damaged? */
-static void tell_ranges(struct run *run)
-{
-	struct s3_volume *v = run->v;
-	uint64_t blocks = s3_map_blocks(v->map), lba = 0;
-	struct s3_damage range = {0};
-	struct s3_run runs[RUNS];
-
-	qsort(run->damaged, run->n_damaged, sizeof(*run->damaged), by_slot);
-	while (lba < blocks) {
-		size_t n = s3_map_lookup(v->map, lba, blocks - lba, false, runs, RUNS);
-
-		for (size_t i = 0; i < n; i++) {
-			struct damaged *d = find(run, runs[i].slot);
-
-			for (uint64_t b = 0; d && b < runs[i].count; b++)
-				if (d->bad[runs[i].offset + b])
-					tell(run, &range, d, (runs[i].lba + b) << v->shift,
-						v->block_size);
-		}
-		lba = runs[n - 1].lba + runs[n - 1].count;
-	}
-	tell(run, &range, NULL, 0, 0);
-	for (size_t i = 0; i < run->n_damaged; i++) {
-		struct damaged *d = run->damaged[i];
-
-		if (!d->reported && d->always) {
-			d->reported = true;
-			run->verify->damage(run->verify->opaque,
-				&(struct s3_damage){.key = d->key, .reason = d->reason});
-		}
-		/* Otherwise only data that is no longer needed is damaged. */
-		run->verify->damaged_objects += d->reported;
-	}
 }
 
 /* What a reader has found may be what a writer has deleted since it opened the volume. Reported. */
@@ -536,7 +420,7 @@ static bool is_stopped(const struct run *run)
 static int look_at_parts(struct maps *m)
 {
 	struct run *run = m->run;
-	size_t objects = run->n, before = run->n_damaged;
+	size_t objects = run->n, before = run->damaged.n;
 	int r = 0;
 
 	run->next = run->n;
@@ -552,7 +436,7 @@ static int look_at_parts(struct maps *m)
 	for (size_t i = 0; r == 0 && i < m->parts.n; i++) {
 		struct s3_verify_part *part = &m->parts.all[i];
 
-		if (!part->looked && run->n_damaged > before)
+		if (!part->looked && run->damaged.n > before)
 			part->damaged = find_part(run, part) != NULL;
 		part->looked = true;
 	}
@@ -580,9 +464,9 @@ static void replace_map(struct run *run)
 		outcome = r ? "the next checkpoint does not need it"
 			    : "a new checkpoint does not need it";
 	}
-	for (size_t i = 0; i < run->n_damaged; i++)
-		if (run->damaged[i]->own)
-			add_reason(run->damaged[i], outcome, "");
+	for (size_t i = 0; i < run->damaged.n; i++)
+		if (run->damaged.all[i]->own)
+			add_reason(run->damaged.all[i], outcome, "");
 }
 
 /* The newest root. */
@@ -594,8 +478,8 @@ static int check_own_map(struct s3_volume *v, void *opaque)
 
 	if (r == 0)
 		r = look_at_parts(m);
-	for (size_t i = 0; i < m->run->n_damaged; i++)
-		own |= m->run->damaged[i]->own;
+	for (size_t i = 0; i < m->run->damaged.n; i++)
+		own |= m->run->damaged.all[i]->own;
 	if (r == 0 && own && !v->backend.readonly && atomic_load(&v->failed) == 0)
 		replace_map(m->run);
 	if (r || !v->n_snapshots)
@@ -657,7 +541,8 @@ int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 	struct run run = {.v = v,
 		.verify = verify,
 		.lock = PTHREAD_MUTEX_INITIALIZER,
-		.freed = PTHREAD_COND_INITIALIZER};
+		.freed = PTHREAD_COND_INITIALIZER,
+		.damaged = {.v = v, .verify = verify, .lock = PTHREAD_MUTEX_INITIALIZER}};
 
 	pthread_mutex_lock(&v->lock);
 	run.frontier = v->frontier;
@@ -668,18 +553,16 @@ int s3_verify(struct s3_volume *v, struct s3_verify *verify)
 	if (run.result == 0)
 		look_at_all(&run);
 	/* What another writer has deleted or replaced since it took over is not damaged. */
-	if (run.result == 0 && run.n_damaged && !v->backend.readonly) {
+	if (run.result == 0 && run.damaged.n && !v->backend.readonly) {
 		s3_check_not_fenced(v);
 		if (atomic_load(&v->fenced))
 			run.result = -EIO;
 	}
-	if (run.result == 0 && run.n_damaged && v->backend.readonly)
+	if (run.result == 0 && run.damaged.n && v->backend.readonly)
 		run.result = check_outdated(v);
-	if (run.result == 0 && run.n_damaged)
-		tell_ranges(&run);
-	while (run.n_damaged)
-		free_damaged(v, run.damaged[--run.n_damaged]);
-	free(run.damaged);
+	if (run.result == 0 && run.damaged.n)
+		s3_damaged_tell(&run.damaged);
+	s3_damaged_drop(&run.damaged);
 	free(run.candidates);
 	if (run.result == -ENOMEM || run.result == -EAGAIN)
 		backend_error(&v->host, "volume=%s: %s", v->name, strerror(-run.result));

@@ -21,7 +21,8 @@ struct s3_damage {
 struct s3_verify {
 	/* May be called from any thread, from one at a time; not after the end. */
 	void (*progress)(void *opaque, uint64_t done, uint64_t total); /* bytes; may be NULL */
-	/* Ascending by offset within a call of s3_verify(), those of snapshots last. */
+	/* Ascending by offset within a call of s3_verify(), those of snapshots last, and one more
+	 * if there are too many to be kept in memory. */
 	void (*damage)(void *opaque, const struct s3_damage *damage);
 	void *opaque;
 	const _Atomic bool *stop; /* ends it with -ECANCELED; may be NULL */
