@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* The scene of a clone whose creation stops for as long as it may. */
+/* The scene of a clone whose creation stops for as long as it may, or is refused and comes late. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +12,7 @@
 #include "tests/simulation/store.h"
 
 #define STOPPED_MOST (1500 * SIM_SECOND)
+#define LATE_MOST    (100 * SIM_SECOND)
 
 static void tune(struct s3_config *c)
 {
@@ -23,8 +24,12 @@ static void tune(struct s3_config *c)
 }
 
 static int cloned; /* what came of it; 1: nothing yet */
+static bool refused;
 
-/* A process of its own, which is stopped once: somewhere in the creation, or after it. */
+/*
+ * A process of its own, which is stopped once, somewhere in the creation or after it, or whose PUT
+ * of the super object is refused while an attempt is under way.
+ */
 static void *make_clone(void *opaque)
 {
 	struct sim_process *p = sim_self();
@@ -38,7 +43,11 @@ static void *make_clone(void *opaque)
 		sim_fail("open", "a reader cannot open v0: %s", strerror(-r));
 	p->pause_at = p->steps + draw(120);
 	p->pause_ns = draw(STOPPED_MOST);
-	p->pause_certain = true;
+	p->pause_certain = !refused;
+	if (refused) {
+		p->pause_at = SIM_NEVER;
+		store_refuses_again("v1/super", LATE_MOST);
+	}
 	r = s3_volume_clone((struct s3_volume *)l->device, "s0", PREFIX, "v1");
 	sim_trace("clone: %s", r ? strerror(-r) : "ok");
 	p->pause_at = SIM_NEVER;
@@ -60,11 +69,15 @@ void meet_stopped_clone(void)
 		scene_put_all(l, draw(224) * 4 * KIB, 4 * KIB);
 	scene_ask(l, "snapshot-create");
 	cloned = 1;
+	refused = draw(2);
 	sim_spawn(sim_process_new(), "clone", make_clone, NULL);
-	sim_sleep(draw(STOPPED_MOST));
+	sim_sleep(draw(refused ? LATE_MOST : STOPPED_MOST));
 	kept = ask_tool(l, "snapshot-delete", "s0") != 0;
 	for (unsigned i = 0; i < 100 && cloned == 1; i++)
 		sim_sleep(STOPPED_MOST / 50);
+	/* Whatever is still under way comes. */
+	if (refused)
+		sim_sleep(2 * LATE_MOST);
 	exists = scene_objects("sim/v1/super") > 0;
 	if (cloned == 1)
 		sim_fail("clone", "its creation does not end");

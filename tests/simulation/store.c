@@ -201,6 +201,10 @@ static void serve_put(struct attempt *a)
 	struct object *o = find(f->key);
 	bool late = !f->req || f->attempt != a->number || f->store->process->dead;
 
+	if (a->refused) {
+		refuse(a, 507, "");
+		return;
+	}
 	if (f->if_none_match && o && !ignores_if_none_match) {
 		refuse(a, 412, "PreconditionFailed");
 		return;

@@ -35,6 +35,9 @@ void store_refuses(enum s3_op op, const char *part_of_key);
 void store_refuses_one_in(uint64_t n);
 /* Also requests that take effect so many ns later, and are answered so many after that. */
 void store_slows(enum s3_op op, const char *part_of_key, uint64_t before, uint64_t after);
+/* The first attempt of PUTs of such keys has no answer and takes effect up to so much later; the
+ * next ones are refused, as by a full store. */
+void store_refuses_again(const char *part_of_key, uint64_t ns);
 /* Once in so many times the first attempt of a deletion takes effect up to so much later. */
 void store_deletes_late(uint64_t once_in, uint64_t ns);
 /* Notes what memory is allocated, besides the store's, at each PUT from now on; most of it up to

@@ -394,6 +394,11 @@ static void start_attempt(struct flight *f)
 	if ((f->op == S3_DELETE || f->op == S3_DELETE_MANY) && f->attempt == 0 && !faults.calm &&
 		sim_once_in(SIM_STORE, faults.late_deletions))
 		a->outcome = LATE;
+	if (f->op == S3_PUT && faults.refused_again && !faults.calm &&
+		strstr(f->key, faults.refused_again)) {
+		a->outcome = f->attempt ? FINE : LATE;
+		a->refused = f->attempt > 0;
+	}
 	if (e && e->kind == EPISODE_SLOW) {
 		there += e->before;
 		back = there + e->after + draw_latency();

@@ -203,6 +203,12 @@ enum outcome draw_outcome(void)
 	return FINE;
 }
 
+void store_refuses_again(const char *part_of_key, uint64_t ns)
+{
+	faults.refused_again = part_of_key;
+	faults.late_ns = ns;
+}
+
 void store_deletes_late(uint64_t once_in, uint64_t ns)
 {
 	faults.late_deletions = once_in;

@@ -44,11 +44,12 @@ extern struct store_faults {
 	bool full_code;
 	bool missing_is_412; /* an If-Match for an object that is not there: 412, or 404 */
 	uint64_t late_deletions;
-	bool hostile;	       /* listings have keys that were not asked for */
-	bool empty_pages;      /* listings begin with a page without keys */
-	bool in_order;	       /* requests of a killed sender no longer take effect */
-	uint64_t line;	       /* bytes a second in each direction; 0: any */
-	uint64_t line_changes; /* once in so many attempts */
+	const char *refused_again; /* part of the keys of PUTs whose second attempt is; or NULL */
+	bool hostile;		   /* listings have keys that were not asked for */
+	bool empty_pages;	   /* listings begin with a page without keys */
+	bool in_order;		   /* requests of a killed sender no longer take effect */
+	uint64_t line;		   /* bytes a second in each direction; 0: any */
+	uint64_t line_changes;	   /* once in so many attempts */
 	unsigned n_episodes;
 	struct episode episodes[EPISODES];
 } faults;
@@ -124,7 +125,7 @@ struct attempt {
 	struct flight *flight;
 	unsigned refs, number;
 	enum outcome outcome;
-	bool postponed, received;
+	bool postponed, received, refused;
 	uint64_t there, back; /* ns from when the body has been sent to the effect and the reply */
 	long status;	      /* 0: not looked at by the store, 200: done */
 	const char *code;
