@@ -146,7 +146,7 @@ static void tell_ranges(struct s3_damaged_list *l)
 	}
 }
 
-/* What there was no memory for. Of blocks in part damaged it is not known whether they are in use.
+/* What there was no memory for. Whether damaged blocks of an object are in use is not known then.
  */
 static void tell_unlisted(struct s3_damaged_list *l)
 {

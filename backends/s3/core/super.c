@@ -106,5 +106,5 @@ int s3_volume_change_super(struct s3_volume *v,
 	/* Again if somebody else has changed it meanwhile, or our own attempt had arrived. */
 	for (int i = 0; r == -EEXIST && i < 3; i++)
 		r = try_change_super(v, key, change, opaque, late, &req);
-	return r == -EEXIST ? refuse_change(v, -EIO, late, &req) : r;
+	return r == -EEXIST ? s3_volume_refuse(v, -EIO, "volume=%s: %s", v->name, req.message) : r;
 }
