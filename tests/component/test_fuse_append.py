@@ -242,9 +242,9 @@ def test_what_is_appended_beside_an_earlier_writer_is_kept(fuse: Mount) -> None:
     """Before Linux 6.6, a write past the cache leaves a page there, which is stored over it later."""
     path = fuse.point / "log"
     with path.open("ab", buffering=0) as first:
-        first.write(b"one\n")
         checked(["chattr", "+a", str(path)])
         try:
+            first.write(b"one\n")
             with path.open("ab", buffering=0) as late:
                 late.write(b"two\n")
                 assert path.read_bytes() == b"one\ntwo\n"

@@ -183,9 +183,10 @@ def test_what_is_appended_beside_an_earlier_writer_is_kept(start: Start, source:
     """Before Linux 6.6, a write past the cache leaves a page there, which is stored over it later."""
     start()
     with (mountpoint / "log").open("ab", buffering=0) as first:
-        first.write(b"one\n")
         run(["chattr", "+a", mountpoint / "log"])
+        first.write(b"one\n")
         with (mountpoint / "log").open("ab", buffering=0) as late:
             late.write(b"two\n")
+        assert (mountpoint / "log").read_bytes() == b"one\ntwo\n"
     run(["chattr", "-a", source / "log"])
     assert (source / "log").read_bytes() == b"one\ntwo\n"
