@@ -219,6 +219,7 @@ static void live_as_remover(struct life *l)
 	struct s3_removal removal = {0};
 	struct backend_host host;
 	struct volume *v = l->volume;
+	struct s3_volume *open;
 	int r;
 
 	l->writer_number = ++v->writers;
@@ -227,6 +228,10 @@ static void live_as_remover(struct life *l)
 	if (r)
 		return;
 	host = l->device->host;
+	/* As userblk-s3 does. */
+	open = (struct s3_volume *)l->device;
+	open->before_change_opaque = &removal;
+	open->when_closed = s3_volume_note_end;
 	backend_close(l->device);
 	r = s3_volume_remove(params_config(l->params), &host, &removal);
 	sim_trace("remove %s: %s", v->name, r ? strerror(-r) : "ok");
