@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import LIBFUSE, MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, rings_enabled, start
-from sequences import Call, Difference, draw, program, replay
+from processes import MountKind, Processes
+from sequences import Difference, draw, program, replay
 from shrinking import shrink
-from world import World
+from world import Call
 
 SECONDS = float(os.environ.get("DIFFERENTIAL_SECONDS", "7"))  # of each mode
 pytestmark = pytest.mark.timeout(SECONDS + 900)
@@ -55,29 +56,32 @@ class Pair:
         self.count = 0
         for name in ("native", "source", "mount"):
             (self.top / name).mkdir(parents=True)
-        self.mount: Mount | None = None
-        self.begin()
+        self.mount = self.begin()
+        kind = MountKind(self.mount.status["writeback"] == "on", LIBFUSE >= (3, 18))
+        self.worlds = Processes(True, kind), Processes(False, kind, self.remount)
 
-    def begin(self) -> None:
-        self.mount = start(self.top / "source", self.top / "mount", *self.options)
+    def begin(self) -> Mount:
+        return start(self.top / "source", self.top / "mount", *self.options)
 
     def end(self) -> None:
-        if self.mount:
-            mount, self.mount = self.mount, None
-            try:
-                mount.unmount()
-            finally:
-                mount.kill()
+        for world in self.worlds:
+            world.end()
+        self.unmount()
+
+    def unmount(self) -> None:
+        try:
+            self.mount.unmount()
+        finally:
+            self.mount.kill()
 
     def remount(self) -> None:
-        self.end()
-        self.begin()
+        self.unmount()
+        self.mount = self.begin()
 
     def modes(self) -> int:
         """Which bits of a mode are kept by the same rules as native."""
         if "--passthrough" in self.options:
             return 0o1777  # the kernel writes without the right to keep set-id bits, for any writer
-        assert self.mount
         # Without the flags the kernel itself clears the bits, and leaves set-group-ID without execution alone.
         return 0o7777 if self.mount.status["killpriv-v2"] == "on" else 0o5777
 
@@ -96,9 +100,10 @@ class Pair:
         for root in roots:
             root.mkdir()
             root.chmod(0o777)
-        native, other = World(str(roots[0])), World(str(roots[1]), self.remount)
+        for world, root in zip(self.worlds, roots, strict=True):
+            world.begin(str(root))
         try:
-            return replay(calls, native, other, self.settle)
+            return replay(calls, *self.worlds, self.settle)
         finally:
             for root in roots:
                 shutil.rmtree(root)  # the disk has room for two thousand of them

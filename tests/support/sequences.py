@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import shlex
 import stat
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from world import FALLOCATE_MODES, GROUP, LATEST_NS, LOCK_KINDS, RENAME_FLAGS, USER, Call, World
+from processes import PROCESSES, Processes
+from views import LATEST_NS, tree
+from world import FALLOCATE_MODES, GROUP, LOCK_KINDS, RENAME_FLAGS, USER, Call
 
 DIRECTORIES = ("d", "e", "d/g")
 NAMES = ("a", "b", "c", "l", "d/a", "d/b", "e/a", "d/g/a", *DIRECTORIES)
@@ -156,14 +159,17 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (1, lambda r: ("umask", r.choice([0o022, 0o022, 0o077, 0]))),
     (1, lambda r: ("limit", r.choice([_offset(r), *[resource.RLIM_INFINITY] * 2]))),
     (2, lambda r: ("tree",)),
+    (8, lambda r: ("process", r.randrange(PROCESSES))),
+    (1, lambda r: ("look", r.random() < LOOK_CHANCE)),
 )
 WITH_MODE = {"open", "tmpfile", "mkdir", "mkfifo", "mknod", "chmod", "fchmod"}  # their last argument
 REMOUNT_CHANCE = 0.003
+LOOK_CHANCE = 0.3  # of a sequence from its beginning: looks take time, and open files
 
 
 def draw(rng: random.Random, length: int, modes: int = 0o7777, left_out: Sequence[str] = ()) -> list[Call]:
     """Calls, of which none is left out nor sets other bits of the mode than those."""
-    calls: list[Call] = []
+    calls: list[Call] = [("look", rng.random() < LOOK_CHANCE)]
     while len(calls) < length:
         (make,) = rng.choices([make for _, make in CALLS], [weight for weight, _ in CALLS])
         call = ("remount",) if rng.random() < REMOUNT_CHANCE else make(rng)
@@ -179,7 +185,7 @@ class Difference:
     other: Any
 
 
-def replay(calls: Sequence[Call], native: World, other: World, settle: Callable[[], Path]) -> Difference | None:
+def replay(calls: Sequence[Call], native: Processes, other: Processes, settle: Callable[[], Path]) -> Difference | None:
     """
     The same calls in both, up to the first that answers otherwise or leaves other attributes. settle(): when
     all is closed, the directory below the other one, with all that was written.
@@ -189,15 +195,13 @@ def replay(calls: Sequence[Call], native: World, other: World, settle: Callable[
             answers = [world.do(call) for world in (native, other)]
             if answers[0] != answers[1]:
                 return Difference(at, *answers)
-            views = [world.attributes() for world in (native, other)]
+            views = [world.view() for world in (native, other)]
             if views[0] != views[1]:
                 return Difference(at, *_unlike(*views))
     finally:
-        native.close_all()
-        other.close_all()
-        os.chdir("/")
-    trees = [World(root).do(("tree",)) for root in (native.root, str(settle()))]
-    os.chdir("/")
+        native.leave()
+        other.leave()
+    trees = [tree(root) for root in (native.root, str(settle()))]
     return Difference(len(calls), *_unlike(*trees)) if trees[0] != trees[1] else None
 
 
@@ -206,20 +210,30 @@ def _unlike(*views: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: view.get(key) for key in keys} for view in views]
 
 
+def _sources() -> str:
+    """Our files that make the calls, as one."""
+    parts = [Path(__file__).with_name(f"{name}.py").read_text() for name in ("world", "views", "processes")]
+    ours = re.compile(r"^from (?:__future__|world|views) import .*\n", re.MULTILINE)
+    return "\n\n".join([parts[0], *[ours.sub("", part) for part in parts[1:]]])
+
+
 def program(calls: Sequence[Call], options: Sequence[str]) -> str:
     """Python that makes the calls in the directory it is given and prints what they answer."""
     body = "".join(f"    {call!r},\n" for call in calls)
     return (
-        f"{Path(__file__).with_name('world.py').read_text()}\n\n"
+        f"{_sources()}\n\n"
         f"# Differs between an ext4 and userblk-passthrough {shlex.join(options)}. As root, in an empty directory\n"
-        "# that all may write to: python3 THIS DIRECTORY. Where it remounts, it only closes what is open.\n"
+        "# that all may write to: python3 THIS DIRECTORY [native]. Where it remounts, it only closes what is open.\n"
         f"CALLS: list[Call] = [\n{body}]\n\n"
         'if __name__ == "__main__":\n'
         "    import sys\n\n"
         "    os.umask(0o022)\n"
         "    os.setgroups([])\n"
-        "    world = World(sys.argv[1])\n"
+        "    world = Processes(sys.argv[2:] == ['native'], MountKind())\n"
+        "    world.begin(os.path.abspath(sys.argv[1]))\n"
         "    for call in CALLS:\n"
-        "        print(call, world.do(call), world.attributes(), sep='\\n    ')\n"
-        "    print(world.tree())\n"
+        "        print(call, world.do(call), world.view(), sep='\\n    ')\n"
+        "    world.leave()\n"
+        "    print(tree(world.root))\n"
+        "    world.end()\n"
     )

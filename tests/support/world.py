@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """
 A directory, and what a process has open in it: what a sequence of calls acts on. A failing sequence
-is printed as a program that begins with this file, so that it imports nothing of ours.
+is printed as a program that begins with this file, so that it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ import os
 import resource
 import stat
 import struct
-from collections.abc import Callable
 from typing import Any
 
 Call = tuple[Any, ...]  # the name of a method of World, and what it is given
 USER, GROUP = 1000, 2000
 SECTOR = 512  # bytes that direct I/O is aligned to
 RENAME_FLAGS = {"noreplace": 1, "exchange": 2}
-LATEST_NS = 1 << 60  # of a time that is set: in 2006
 FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-size": 17}
 
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, APPEND_FL = 0x80086601, 0x40086602, 0x20
@@ -61,14 +59,14 @@ def _checked(result: int) -> int:
 
 
 class World:
-    """Calls by relative names below root. Slots hold open files and mappings."""
+    """Calls of one process by relative names below root. Slots hold open files and mappings."""
 
-    def __init__(self, root: str, remounts: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, root: str) -> None:
         self.root = root
-        self.times = True  # are among the attributes
-        self.remounts = remounts
         self.files: dict[int, int] = {}
         self.maps: dict[int, tuple[int, mmap.mmap]] = {}
+        self.used: set[int] = set()  # descriptors
+        self.stored: set[int] = set()  # inodes, by mappings
         self.uid = 0
         self.groups: list[int] = []
         self.umask_bits = 0o022
@@ -76,8 +74,7 @@ class World:
 
     def do(self, call: Call) -> Any:
         """What the call answers: a value, or the name of its error."""
-        if call == ("remount",):
-            return self.remount()  # which a server gets none of the following from
+        self.used.clear()
         os.chdir(self.root)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         mask = os.umask(self.umask_bits)
@@ -100,13 +97,25 @@ class World:
         except KeyError:
             return "nothing in this slot"
 
-    def close_all(self) -> None:
+    def leave(self) -> None:
+        """Uses nothing below root any more."""
         for slot in list(self.maps):
             self.unmap(slot)
         for slot in list(self.files):
             self.close(slot)
+        os.chdir("/")
 
-    # ---- whose calls, and which mount
+    def used_slots(self) -> list[str]:
+        """Where the files lie in /proc that the last call used by a slot, of those that are still open."""
+        still = self.used & {*self.files.values(), *[descriptor for descriptor, _ in self.maps.values()]}
+        return [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in sorted(still)]
+
+    def _file(self, slot: int) -> int:
+        descriptor = self.files[slot]
+        self.used.add(descriptor)
+        return descriptor
+
+    # ---- whose calls
 
     def user(self, uid: int, *groups: int) -> None:
         self.uid = uid
@@ -119,11 +128,6 @@ class World:
         """RLIMIT_FSIZE; Python ignores its signal."""
         self.most = size
 
-    def remount(self) -> None:
-        self.close_all()
-        os.chdir("/")
-        self.remounts()
-
     # ---- open files
 
     def open(self, slot: int, name: str, flags: int, mode: int) -> None:
@@ -131,33 +135,34 @@ class World:
         if slot in self.files:
             os.close(self.files[slot])
         self.files[slot] = descriptor
+        self.used.add(descriptor)
 
     def close(self, slot: int) -> None:
         os.close(self.files.pop(slot))
 
     def set_flags(self, slot: int, flags: int) -> None:
         """All that can be set, but O_DIRECT stays."""
-        fcntl.fcntl(self.files[slot], fcntl.F_SETFL, flags | self.get_flags(slot) & os.O_DIRECT)
+        fcntl.fcntl(self._file(slot), fcntl.F_SETFL, flags | self.get_flags(slot) & os.O_DIRECT)
 
     def set_cached(self, slot: int) -> None:
-        fcntl.fcntl(self.files[slot], fcntl.F_SETFL, self.get_flags(slot) & ~os.O_DIRECT)
+        fcntl.fcntl(self._file(slot), fcntl.F_SETFL, self.get_flags(slot) & ~os.O_DIRECT)
 
     def get_flags(self, slot: int) -> int:
-        return fcntl.fcntl(self.files[slot], fcntl.F_GETFL)
+        return fcntl.fcntl(self._file(slot), fcntl.F_GETFL)
 
     def read(self, slot: int, size: int) -> str:
         self._settle_size(slot)
         with _memory(bytes(size)) as memory:
-            return runs(memory[: os.readv(self.files[slot], [memory])])
+            return runs(memory[: os.readv(self._file(slot), [memory])])
 
     def write(self, slot: int, byte: str, size: int) -> int:
         self._refuse_part(slot, size)
         with _memory(byte.encode() * size) as memory:
-            return os.writev(self.files[slot], [memory])
+            return os.writev(self._file(slot), [memory])
 
     def write_while_it_may_only_grow(self, slot: int, byte: str, size: int) -> int:
         """By the open file of before, while there is one that was opened under chattr(1) +a."""
-        file = self.files[slot]
+        file = self._file(slot)
         flags = int.from_bytes(fcntl.ioctl(file, FS_IOC_GETFLAGS, bytes(8))[:4], "little")
         fcntl.ioctl(file, FS_IOC_SETFLAGS, (flags | APPEND_FL).to_bytes(8, "little"))
         try:
@@ -174,31 +179,31 @@ class World:
     def pread(self, slot: int, size: int, offset: int) -> str:
         self._settle_size(slot)
         with _memory(bytes(size)) as memory:
-            return runs(memory[: os.preadv(self.files[slot], [memory], offset)])
+            return runs(memory[: os.preadv(self._file(slot), [memory], offset)])
 
     def pwrite(self, slot: int, byte: str, size: int, offset: int, flags: int = 0) -> int:
         self._refuse_part(slot, size)
         with _memory(byte.encode() * size) as memory:
-            return os.pwritev(self.files[slot], [memory], offset, flags)
+            return os.pwritev(self._file(slot), [memory], offset, flags)
 
     def sendfile(self, target: int, source: int, offset: int, size: int) -> int:
-        if os.path.sameopenfile(self.files[target], self.files[source]):
+        if os.path.sameopenfile(self._file(target), self._file(source)):
             raise OSError(errno.EINVAL, "what it reads of what it writes is not defined")
         self._refuse_direct(target, source)
-        return os.sendfile(self.files[target], self.files[source], offset, size)
+        return os.sendfile(self._file(target), self._file(source), offset, size)
 
     def lseek(self, slot: int, offset: int, whence: int) -> int:
-        if stat.S_ISDIR(os.fstat(self.files[slot]).st_mode):
+        if stat.S_ISDIR(os.fstat(self._file(slot)).st_mode):
             raise OSError(errno.EISDIR, "positions in directories mean what each file system wants")
-        return os.lseek(self.files[slot], offset, whence)
+        return os.lseek(self._file(slot), offset, whence)
 
     def ftruncate(self, slot: int, size: int) -> None:
-        os.ftruncate(self.files[slot], size)
+        os.ftruncate(self._file(slot), size)
 
     def fallocate(self, slot: int, mode: str, offset: int, size: int) -> None:
         if self.most != resource.RLIM_INFINITY:
             raise OSError(errno.EFBIG, "one that fails takes set-id bits away, or does not")
-        _checked(_libc.fallocate(self.files[slot], FALLOCATE_MODES[mode], offset, size))
+        _checked(_libc.fallocate(self._file(slot), FALLOCATE_MODES[mode], offset, size))
 
     def _refuse_direct(self, *slots: int) -> None:
         if any(self.get_flags(slot) & os.O_DIRECT for slot in slots):
@@ -210,7 +215,7 @@ class World:
         file ends before them finds the end where there is a hole.
         """
         if self.get_flags(slot) & os.O_DIRECT:
-            os.fsync(self.files[slot])
+            os.fsync(self._file(slot))
 
     def _refuse_part(self, slot: int, size: int) -> None:
         if self.get_flags(slot) & os.O_DIRECT and size > SECTOR and size % SECTOR:
@@ -218,13 +223,13 @@ class World:
 
     def copy_file_range(self, source: int, from_offset: int, target: int, to_offset: int, size: int) -> int:
         self._refuse_direct(source, target)
-        return os.copy_file_range(self.files[source], self.files[target], size, from_offset, to_offset)
+        return os.copy_file_range(self._file(source), self._file(target), size, from_offset, to_offset)
 
     def fsync(self, slot: int) -> None:
-        os.fsync(self.files[slot])
+        os.fsync(self._file(slot))
 
     def flock(self, slot: int, kind: int) -> None:
-        fcntl.flock(self.files[slot], kind | fcntl.LOCK_NB)
+        fcntl.flock(self._file(slot), kind | fcntl.LOCK_NB)
 
     def lock(self, slot: int, kind: str, offset: int, size: int) -> None:
         """Locks belong to the open file, so that slots exclude each other as processes do."""
@@ -235,28 +240,28 @@ class World:
 
     def _fcntl_lock(self, slot: int, command: int, kind: str, offset: int, size: int) -> tuple[Any, ...]:
         asked = _FLOCK.pack(LOCK_KINDS[kind], os.SEEK_SET, offset, size, 0)
-        return _FLOCK.unpack(fcntl.fcntl(self.files[slot], command, asked))
+        return _FLOCK.unpack(fcntl.fcntl(self._file(slot), command, asked))
 
     def fchmod(self, slot: int, mode: int) -> None:
-        os.fchmod(self.files[slot], mode)
+        os.fchmod(self._file(slot), mode)
 
     def tmpfile(self, slot: int, directory: str, flags: int, mode: int) -> None:
         self.open(slot, directory, flags | os.O_TMPFILE, mode)
 
     def link_open(self, slot: int, name: str) -> None:
-        source = f"/proc/self/fd/{self.files[slot]}".encode()
+        source = f"/proc/self/fd/{self._file(slot)}".encode()
         _checked(_libc.linkat(AT_FDCWD, source, AT_FDCWD, name.encode(), AT_SYMLINK_FOLLOW))
 
     # ---- mappings
 
     def map(self, slot: int, file: int, size: int, writable: bool) -> None:
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        if os.fstat(self.files[file]).st_size < size:
+        if os.fstat(self._file(file)).st_size < size:
             raise OSError(errno.EINVAL, "Python maps no more than there is")
-        mapped = mmap.mmap(self.files[file], size, mmap.MAP_SHARED, access)
+        mapped = mmap.mmap(self._file(file), size, mmap.MAP_SHARED, access)
         if slot in self.maps:
             self.unmap(slot)
-        self.maps[slot] = (os.dup(self.files[file]), mapped)
+        self.maps[slot] = (os.dup(self._file(file)), mapped)
 
     def unmap(self, slot: int) -> None:
         descriptor, mapped = self.maps.pop(slot)
@@ -266,6 +271,7 @@ class World:
     def _mapped(self, slot: int, size: int, offset: int) -> tuple[mmap.mmap, int]:
         """The mapping, and where the access ends: beyond the file there is a signal."""
         descriptor, mapped = self.maps[slot]
+        self.used.add(descriptor)
         return mapped, min(offset + size, os.fstat(descriptor).st_size, len(mapped))
 
     def load(self, slot: int, size: int, offset: int) -> str:
@@ -279,7 +285,7 @@ class World:
                 mapped[offset:end] = byte.encode() * (end - offset)
             except TypeError as error:
                 raise OSError(errno.EACCES, "mapped for reading") from error
-            self.times = False  # when a page becomes dirty, and the time changes, is a matter of the file system
+            self.stored.add(os.fstat(self.maps[slot][0]).st_ino)
         return max(end - offset, 0)
 
     def msync(self, slot: int) -> None:
@@ -287,12 +293,12 @@ class World:
 
     def store_alone(self, slot: int, byte: str) -> bool:
         """Closes the file, and tells whether a store to a mapping of it changes its time of modification."""
-        watched = os.open(f"/proc/self/fd/{self.files[slot]}", os.O_PATH)
+        watched = os.open(f"/proc/self/fd/{self._file(slot)}", os.O_PATH)
         path = f"/proc/self/fd/{watched}"
         try:
             if os.stat(path).st_size == 0:
                 raise OSError(errno.EINVAL, "beyond the file there is a signal")
-            address = _libc.mmap(None, 1, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self.files[slot], 0)
+            address = _libc.mmap(None, 1, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._file(slot), 0)
             if address == MAP_FAILED:
                 raise OSError(ctypes.get_errno(), "")
             self.close(slot)
@@ -377,46 +383,3 @@ class World:
 
     def removexattr(self, name: str, attribute: str) -> None:
         os.removexattr(name, attribute)
-
-    # ---- what it looks like
-
-    def attributes(self) -> dict[str, Any]:
-        """The attributes of all names, and of what is open."""
-        os.chdir(self.root)
-        found = {name: self._attributes(os.lstat(name)) for name in _names(".")}
-        return found | {f"slot {slot}": self._attributes(os.fstat(file)) for slot, file in self.files.items()}
-
-    def _attributes(self, st: os.stat_result) -> tuple[Any, ...]:
-        """Those that are the same everywhere: directories have no defined size, and inodes no defined number."""
-        size = None if stat.S_ISDIR(st.st_mode) else st.st_size
-        # As it was set, or that of a change since the beginning.
-        # The kernel writes to fifos by itself, and leaves their times to the server, which does not see it.
-        timed = self.times and not stat.S_ISFIFO(st.st_mode)
-        modified = st.st_mtime_ns if timed and st.st_mtime_ns < LATEST_NS else None
-        return stat.filemode(st.st_mode), st.st_uid, st.st_gid, st.st_nlink, size, modified
-
-    def tree(self) -> dict[str, Any]:
-        """All contents and extended attributes."""
-        found: dict[str, Any] = {}
-        os.seteuid(0)
-        for name in _names("."):
-            mode = os.lstat(name).st_mode
-            content: Any = None
-            if stat.S_ISREG(mode):
-                with open(name, "rb") as file:
-                    content = runs(file.read())
-            elif stat.S_ISLNK(mode):
-                content = os.readlink(name)
-            names = sorted(os.listxattr(name, follow_symlinks=False))
-            found[name] = (content, [(key, os.getxattr(name, key, follow_symlinks=False)) for key in names])
-        return found
-
-
-def _names(directory: str) -> list[str]:
-    names = []
-    for name in sorted(os.listdir(directory)):
-        path = name if directory == "." else f"{directory}/{name}"
-        names.append(path)
-        if stat.S_ISDIR(os.lstat(path).st_mode):
-            names += _names(path)
-    return names
