@@ -142,7 +142,7 @@ def test_same_as_native(mode: str, disk: Path, tmp_path: Path) -> None:
     seed = SEED
     try:
         while time.monotonic() < deadline:
-            calls = draw(random.Random(seed), LENGTH, pair.modes(), left_out)
+            calls = draw(seed, LENGTH, pair.modes(), left_out)
             if seen := pair.replay(calls):
                 pytest.fail(report(pair, calls, seed, seen, tmp_path), pytrace=False)
             seed += 1

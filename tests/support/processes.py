@@ -16,6 +16,7 @@ from views import Births, attributes, look, names_below, order, tree
 from world import USER, Call, World
 
 PROCESSES = 2
+UNSEEN_CHANGES = ("remount", "write_while_it_may_only_grow")
 CLOCK_REALTIME_COARSE = 5  # of which files get their times
 TICK_S = 0.0005
 MOST_DESCRIPTORS = 4096  # that were open before
@@ -41,7 +42,7 @@ class MountKind:
 
 def serve(pipe: Connection) -> None:
     """Makes the calls that come through the pipe, until it ends."""
-    world = World("/")
+    world = World("/", native=False)
     while True:
         try:
             kind, argument = pipe.recv()
@@ -50,7 +51,7 @@ def serve(pipe: Connection) -> None:
         answer = Answer()
         if kind == "begin":
             world.leave()
-            world = World(argument)
+            world = World(*argument)
         elif kind == "leave":
             world.leave()
         else:
@@ -106,7 +107,7 @@ class Processes:
         self.births = Births(time.clock_gettime_ns(CLOCK_REALTIME_COARSE), self.mount.births)
         self.times: dict[int, tuple[int, int]] = {}  # of each inode: of change, and of modification
         for process in self.processes:
-            process.ask("begin", root)
+            process.ask("begin", (root, self.native))
         self.processes[1].ask("call", ("user", USER))
 
     def leave(self) -> None:
@@ -168,9 +169,10 @@ class Processes:
     def _order(self, st: os.stat_result, now: tuple[int, int]) -> list[str]:
         """How the times of change and of modification went on."""
         changed, modified = [order(*pair) for pair in zip(self.times[st.st_ino], now, strict=True)]
-        # The kernel has kept them, and a server sets the one only with the other, to the time of the end.
-        of_server = self.last == "remount" and self.mount.write_back and stat.S_ISREG(st.st_mode)
-        return [modified] if of_server else [changed, modified]
+        # With write-back the kernel keeps them. It does not see what chattr(1) does to the one, which a server
+        # sets only with the other, when the kernel has forgotten the file, to the time of that.
+        kept = self.mount.write_back and stat.S_ISREG(st.st_mode)
+        return [modified] if kept and self.last in UNSEEN_CHANGES else [changed, modified]
 
     def _looks(self, known: set[str]) -> dict[str, Any]:
         looks = {}

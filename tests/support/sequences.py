@@ -9,18 +9,22 @@ import re
 import resource
 import shlex
 import stat
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from processes import PROCESSES, Processes
 from views import LATEST_NS, tree
-from world import FALLOCATE_MODES, GROUP, LOCK_KINDS, RENAME_FLAGS, USER, Call
+from world import FALLOCATE_MODES, FALLOCATE_REFUSED, GROUP, LOCK_KINDS, RENAME_FLAGS, SET_LOCK, USER, Call
 
 DIRECTORIES = ("d", "e", "d/g")
 NAMES = ("a", "b", "c", "l", "d/a", "d/b", "e/a", "d/g/a", *DIRECTORIES)
-ATTRIBUTES = ("user.one", "user.two", "trusted.one", "system.posix_acl_access", "system.posix_acl_default")
+CAPABILITY = "security.capability"
+ATTRIBUTES = (
+    "user.one", "user.two", "trusted.one", CAPABILITY, "system.posix_acl_access", "system.posix_acl_default",
+)  # fmt: skip
 TMPFILE_FLAGS = (
     os.O_RDWR, os.O_RDWR, os.O_WRONLY, os.O_RDONLY,
     os.O_RDWR | os.O_EXCL, os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_DIRECT,
@@ -28,56 +32,116 @@ TMPFILE_FLAGS = (
 WRITE_FLAGS = (os.RWF_DSYNC, os.RWF_SYNC, os.RWF_APPEND, os.RWF_APPEND | os.RWF_DSYNC)
 NODES = (stat.S_IFREG, stat.S_IFREG, stat.S_IFSOCK, stat.S_IFCHR)
 OWNERS = ((0, 0), (USER, USER), (USER, -1), (-1, USER), (0, -1), (-1, 0), (-1, GROUP))
-SLOTS = 4
+SLOTS = 3
 PAGE = 4096
 LARGEST = 10 * PAGE
 
-Make = Callable[[random.Random], Call]
+T = TypeVar("T", int, str)
+LIKELY = 0.9  # is a call of what those before it may have opened or made
+MAKERS = {"open", "mkdir", "link", "link_open", "symlink", "mkfifo", "mknod", "rename", "renameat2"}
 
 
-def _name(rng: random.Random) -> str:
-    return rng.choice(NAMES)
+class Draw(random.Random):
+    """Random numbers, and what the calls that were drawn have opened, mapped and made, if they did not fail."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.by = 0
+        self.made: set[str] = set()
+        self.forget_slots()
+
+    def forget_slots(self) -> None:
+        self.open: list[set[int]] = [set() for _ in range(PROCESSES)]
+        self.mapped: list[set[int]] = [set() for _ in range(PROCESSES)]
+
+    def note(self, call: Call) -> None:
+        kind = call[0]
+        if kind == "process":
+            self.by = call[1]
+        elif kind == "remount":
+            self.forget_slots()
+        elif kind in ("open", "tmpfile"):
+            self.open[self.by].add(call[1])
+        elif kind == "map":
+            self.mapped[self.by].add(call[1])
+        elif kind in ("close", "store_alone"):
+            self.open[self.by].discard(call[1])
+        elif kind == "unmap":
+            self.mapped[self.by].discard(call[1])
+        if kind in MAKERS:
+            self.made.update(name for name in self.reachable() if name in call)
+
+    def reachable(self) -> set[str]:
+        """Names in directories that have been made."""
+        return {name for name in NAMES if os.path.dirname(name) in self.made | {""}}
+
+    def likely(self, these: set[T], all_of_them: Sequence[T]) -> T:
+        return self.choice(sorted(these) if these and self.random() < LIKELY else all_of_them)
 
 
-def _slot(rng: random.Random) -> int:
+Make = Callable[[Draw], Call]
+
+
+def _name(rng: Draw) -> str:
+    return rng.likely(rng.made, NAMES)
+
+
+def _new_name(rng: Draw) -> str:
+    return rng.likely(rng.reachable(), NAMES)
+
+
+def _slot(rng: Draw) -> int:
+    return rng.likely(rng.open[rng.by], range(SLOTS))
+
+
+def _new_slot(rng: Draw) -> int:
     return rng.randrange(SLOTS)
 
 
-def _byte(rng: random.Random) -> str:
+def _map(rng: Draw) -> int:
+    return rng.likely(rng.mapped[rng.by], range(SLOTS))
+
+
+def _byte(rng: Draw) -> str:
     return chr(rng.randrange(ord("A"), ord("Z") + 1))
 
 
-def _offset(rng: random.Random) -> int:
+def _offset(rng: Draw) -> int:
     """At pages, beside them, and anywhere."""
     page = rng.randrange(LARGEST // PAGE) * PAGE
     return max(0, rng.choice([0, page, page + rng.choice([-1, 1, 100]), rng.randrange(LARGEST)]))
 
 
-def _size(rng: random.Random) -> int:
+def _size(rng: Draw) -> int:
     return rng.choice([1, 10, PAGE, PAGE + 1, rng.randrange(1, 3 * PAGE)])
 
 
-def _aligned(rng: random.Random) -> tuple[int, int]:
+def _aligned(rng: Draw) -> tuple[int, int]:
     """Size and offset that direct I/O takes."""
     return rng.choice([512, PAGE, 3 * PAGE]), rng.randrange(LARGEST // 512) * 512
 
 
-def _mode(rng: random.Random) -> int:
+def _locked(rng: Draw) -> tuple[int, int, str]:
+    """A range (0: to the end), and whose lock it is."""
+    return _offset(rng), rng.choice([0, _size(rng)]), rng.choice(list(SET_LOCK))
+
+
+def _mode(rng: Draw) -> int:
     return rng.choice([0o644, 0o600, 0o666, 0o755, 0o777, 0o4755, 0o2755, 0o6777, 0o2644, 0o1777, 0o000])
 
 
-def _flags(rng: random.Random) -> int:
+def _flags(rng: Draw) -> int:
     flags = rng.choice([os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR, os.O_RDWR])
     for flag, chance in (
-        (os.O_CREAT, 0.7), (os.O_EXCL, 0.1), (os.O_TRUNC, 0.15), (os.O_APPEND, 0.3), (os.O_NOFOLLOW, 0.1),
-        (os.O_SYNC, 0.05), (os.O_DSYNC, 0.05), (os.O_DIRECT, 0.15), (os.O_NOATIME, 0.03), (os.O_DIRECTORY, 0.03),
+        (os.O_CREAT, 0.85), (os.O_EXCL, 0.1), (os.O_TRUNC, 0.15), (os.O_APPEND, 0.3), (os.O_NOFOLLOW, 0.1),
+        (os.O_SYNC, 0.05), (os.O_DSYNC, 0.05), (os.O_DIRECT, 0.15), (os.O_NOATIME, 0.03), (os.O_DIRECTORY, 0.02),
     ):  # fmt: skip
         if rng.random() < chance:
             flags |= flag
     return flags | os.O_NONBLOCK  # a fifo would wait for its other end
 
 
-def _acl(rng: random.Random) -> bytes:
+def _acl(rng: Draw) -> bytes:
     """As acl(5) lies in an extended attribute: user, a named user, group, mask, others."""
 
     def entry(tag: int, permissions: int, identity: int = 0xFFFFFFFF) -> bytes:
@@ -95,14 +159,25 @@ def _acl(rng: random.Random) -> bytes:
     )  # noqa: E501
 
 
-def _setxattr(rng: random.Random) -> Call:
+def _setxattr(rng: Draw) -> Call:
     attribute = rng.choice(ATTRIBUTES)
-    value = _acl(rng) if "acl" in attribute else _byte(rng).encode() * rng.choice([0, 1, 100])
+    value = _byte(rng).encode() * rng.choice([0, 1, 100])
+    if "acl" in attribute:
+        value = _acl(rng)
+    elif attribute == CAPABILITY:
+        value = struct.pack("<5I", 0x02000001, rng.randrange(1 << 32), 0, 0, 0)  # one of setcap(8), with +ep
     return ("setxattr", _name(rng), attribute, value, rng.choice([0, 0, 1, 2]))
 
 
+def _open(rng: Draw) -> Call:
+    name = _new_name(rng)
+    while name in DIRECTORIES and rng.random() < LIKELY:
+        name = _new_name(rng)
+    return ("open", _new_slot(rng), name, _flags(rng), _mode(rng))
+
+
 CALLS: tuple[tuple[int, Make], ...] = (
-    (12, lambda r: ("open", _slot(r), _name(r), _flags(r), _mode(r))),
+    (12, _open),
     (3, lambda r: ("close", _slot(r))),
     (4, lambda r: ("set_flags", _slot(r), os.O_NONBLOCK | r.choice([0, os.O_APPEND]))),
     (1, lambda r: ("set_cached", _slot(r))),
@@ -119,31 +194,32 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (2, lambda r: ("lseek", _slot(r), _offset(r), r.choice([os.SEEK_SET, os.SEEK_CUR, os.SEEK_END]))),
     (3, lambda r: ("ftruncate", _slot(r), _offset(r))),
     (3, lambda r: ("fallocate", _slot(r), r.choice(list(FALLOCATE_MODES)), _offset(r), _size(r))),
+    (1, lambda r: ("fallocate_refused", _slot(r), r.choice(list(FALLOCATE_REFUSED)), _offset(r) // PAGE * PAGE, PAGE)),
     (2, lambda r: ("copy_file_range", _slot(r), _offset(r), _slot(r), _offset(r), _size(r))),
     (1, lambda r: ("fsync", _slot(r))),
     (1, lambda r: ("flock", _slot(r), r.choice([1, 2, 8]))),
-    (2, lambda r: ("lock", _slot(r), r.choice(list(LOCK_KINDS)), _offset(r), r.choice([0, _size(r)]))),
-    (1, lambda r: ("get_lock", _slot(r), r.choice(["read", "write"]), _offset(r), r.choice([0, _size(r)]))),
+    (4, lambda r: ("lock", _slot(r), r.choice(list(LOCK_KINDS)), *_locked(r))),
+    (2, lambda r: ("get_lock", _slot(r), r.choice(["read", "write"]), *_locked(r))),
     (1, lambda r: ("fchmod", _slot(r), _mode(r))),
-    (2, lambda r: ("tmpfile", _slot(r), r.choice([".", *DIRECTORIES]), r.choice(TMPFILE_FLAGS), _mode(r))),
-    (2, lambda r: ("link_open", _slot(r), _name(r))),
-    (3, lambda r: ("map", _slot(r), _slot(r), _size(r), r.random() < 0.8)),
-    (1, lambda r: ("unmap", _slot(r))),
-    (2, lambda r: ("load", _slot(r), _size(r), _offset(r))),
-    (4, lambda r: ("store", _slot(r), _byte(r), _size(r), r.choice([0, _offset(r) % (2 * PAGE)]))),
-    (1, lambda r: ("msync", _slot(r))),
+    (2, lambda r: ("tmpfile", _new_slot(r), r.choice([".", *DIRECTORIES]), r.choice(TMPFILE_FLAGS), _mode(r))),
+    (2, lambda r: ("link_open", _slot(r), _new_name(r))),
+    (4, lambda r: ("map", _new_slot(r), _slot(r), r.choice([1, PAGE, _size(r)]), r.random() < 0.8, r.random() < 0.7)),
+    (1, lambda r: ("unmap", _map(r))),
+    (2, lambda r: ("load", _map(r), _size(r), _offset(r))),
+    (4, lambda r: ("store", _map(r), _byte(r), _size(r), r.choice([0, _offset(r) % (2 * PAGE)]))),
+    (1, lambda r: ("msync", _map(r))),
     (1, lambda r: ("store_alone", _slot(r), _byte(r))),
     (2, lambda r: ("truncate", _name(r), _offset(r))),
-    (3, lambda r: ("mkdir", r.choice(DIRECTORIES), _mode(r) | 0o100)),
+    (2, lambda r: ("mkdir", r.choice(DIRECTORIES), _mode(r) | 0o100)),
     (1, lambda r: ("rmdir", r.choice(DIRECTORIES))),
     (2, lambda r: ("unlink", _name(r))),
-    (2, lambda r: ("link", _name(r), _name(r))),
-    (1, lambda r: ("symlink", r.choice(["a", "d", "nowhere"]), _name(r))),
+    (2, lambda r: ("link", _name(r), _new_name(r))),
+    (1, lambda r: ("symlink", r.choice(["a", "d", "nowhere"]), _new_name(r))),
     (1, lambda r: ("readlink", _name(r))),
-    (1, lambda r: ("mkfifo", _name(r), _mode(r))),
-    (1, lambda r: ("mknod", _name(r), r.choice(NODES), _mode(r))),
-    (2, lambda r: ("rename", _name(r), _name(r))),
-    (2, lambda r: ("renameat2", _name(r), _name(r), r.choice(list(RENAME_FLAGS)))),
+    (1, lambda r: ("mkfifo", _new_name(r), _mode(r))),
+    (1, lambda r: ("mknod", _new_name(r), r.choice(NODES), _mode(r))),
+    (2, lambda r: ("rename", _name(r), _new_name(r))),
+    (2, lambda r: ("renameat2", _name(r), _new_name(r), r.choice(list(RENAME_FLAGS)))),
     (1, lambda r: ("listdir", r.choice([".", *DIRECTORIES]))),
     (1, lambda r: ("access", _name(r), r.randrange(8))),
     (3, lambda r: ("chmod", _name(r), _mode(r))),
@@ -151,7 +227,7 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (2, lambda r: ("chown", _name(r), *r.choice(OWNERS))),
     (2, lambda r: ("utime", _name(r), r.randrange(LATEST_NS), r.randrange(LATEST_NS))),
     (1, lambda r: ("touch", _name(r))),
-    (2, _setxattr),
+    (3, _setxattr),
     (1, lambda r: ("getxattr", _name(r), r.choice(ATTRIBUTES))),
     (1, lambda r: ("listxattr", _name(r))),
     (1, lambda r: ("removexattr", _name(r), r.choice(ATTRIBUTES))),
@@ -163,18 +239,31 @@ CALLS: tuple[tuple[int, Make], ...] = (
     (1, lambda r: ("look", r.random() < LOOK_CHANCE)),
 )
 WITH_MODE = {"open", "tmpfile", "mkdir", "mkfifo", "mknod", "chmod", "fchmod"}  # their last argument
+OF_MAPPINGS = {"unmap", "load", "store", "msync"}
 REMOUNT_CHANCE = 0.003
 LOOK_CHANCE = 0.3  # of a sequence from its beginning: looks take time, and open files
 
 
-def draw(rng: random.Random, length: int, modes: int = 0o7777, left_out: Sequence[str] = ()) -> list[Call]:
-    """Calls, of which none is left out nor sets other bits of the mode than those."""
-    calls: list[Call] = [("look", rng.random() < LOOK_CHANCE)]
+def draw(seed: int, length: int, modes: int = 0o7777, left_out: Sequence[str] = ()) -> list[Call]:
+    """Calls, of which none is left out nor sets other bits of the mode than those. Each process opens a file first."""
+    rng = Draw(seed)
+    drawn: list[Call] = [("look", rng.random() < LOOK_CHANCE)]
+    for number in reversed(range(PROCESSES)):
+        drawn += [("process", number), _open(rng)]
+    calls: list[Call] = []
     while len(calls) < length:
-        (make,) = rng.choices([make for _, make in CALLS], [weight for weight, _ in CALLS])
-        call = ("remount",) if rng.random() < REMOUNT_CHANCE else make(rng)
+        if drawn:
+            call = drawn.pop(0)
+        elif rng.random() < REMOUNT_CHANCE:
+            call = ("remount",)
+        else:
+            (make,) = rng.choices([make for _, make in CALLS], [weight for weight, _ in CALLS])
+            call = make(rng)
+            if call[0] in OF_MAPPINGS and not rng.mapped[rng.by] and rng.random() < LIKELY:
+                continue
         if call[0] not in left_out:
             calls.append((*call[:-1], call[-1] & modes) if call[0] in WITH_MODE else call)
+            rng.note(call)
     return calls
 
 

@@ -15,13 +15,15 @@ import os
 import resource
 import stat
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 Call = tuple[Any, ...]  # the name of a method of World, and what it is given
 USER, GROUP = 1000, 2000
 SECTOR = 512  # bytes that direct I/O is aligned to
-RENAME_FLAGS = {"noreplace": 1, "exchange": 2}
+RENAME_FLAGS = {"noreplace": 1, "exchange": 2, "whiteout": 4}
 FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-size": 17}
+# The kernel refuses these for FUSE, and ext4 only the last one.
+FALLOCATE_REFUSED = {"collapse": 8, "insert": 32, "unshare": 64}
 
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, APPEND_FL = 0x80086601, 0x40086602, 0x20
 MS_SYNC, MAP_FAILED = 4, ctypes.c_void_p(-1).value
@@ -35,7 +37,9 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 _libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 _libc.linkat.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
 AT_FDCWD, AT_SYMLINK_FOLLOW = -100, 0x400
-F_OFD_GETLK, F_OFD_SETLK = 36, 37
+# Locks of an open file, or of the process, which any close of the file by it releases.
+GET_LOCK = {"open file": 36, "process": fcntl.F_GETLK}
+SET_LOCK = {"open file": 37, "process": fcntl.F_SETLK}
 LOCK_KINDS = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK, "none": fcntl.F_UNLCK}
 _FLOCK = struct.Struct("hhqqi4x")
 
@@ -58,13 +62,20 @@ def _checked(result: int) -> int:
     return result
 
 
+class Mapping(NamedTuple):
+    descriptor: int
+    memory: mmap.mmap
+    shared: bool
+
+
 class World:
     """Calls of one process by relative names below root. Slots hold open files and mappings."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, native: bool) -> None:
         self.root = root
+        self.native = native
         self.files: dict[int, int] = {}
-        self.maps: dict[int, tuple[int, mmap.mmap]] = {}
+        self.maps: dict[int, Mapping] = {}
         self.used: set[int] = set()  # descriptors
         self.stored: set[int] = set()  # inodes, by mappings
         self.uid = 0
@@ -107,7 +118,7 @@ class World:
 
     def used_slots(self) -> list[str]:
         """Where the files lie in /proc that the last call used by a slot, of those that are still open."""
-        still = self.used & {*self.files.values(), *[descriptor for descriptor, _ in self.maps.values()]}
+        still = self.used & {*self.files.values(), *[mapping.descriptor for mapping in self.maps.values()]}
         return [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in sorted(still)]
 
     def _file(self, slot: int) -> int:
@@ -205,6 +216,11 @@ class World:
             raise OSError(errno.EFBIG, "one that fails takes set-id bits away, or does not")
         _checked(_libc.fallocate(self._file(slot), FALLOCATE_MODES[mode], offset, size))
 
+    def fallocate_refused(self, slot: int, mode: str, offset: int, size: int) -> None:
+        """What the kernel checks before it asks the file system is the same, and so is a refusal."""
+        asked = FALLOCATE_REFUSED["unshare" if self.native else mode]
+        _checked(_libc.fallocate(self._file(slot), asked, offset, size))
+
     def _refuse_direct(self, *slots: int) -> None:
         if any(self.get_flags(slot) & os.O_DIRECT for slot in slots):
             raise OSError(errno.EINVAL, "which copies have to be aligned is a matter of the file system")
@@ -231,12 +247,12 @@ class World:
     def flock(self, slot: int, kind: int) -> None:
         fcntl.flock(self._file(slot), kind | fcntl.LOCK_NB)
 
-    def lock(self, slot: int, kind: str, offset: int, size: int) -> None:
-        """Locks belong to the open file, so that slots exclude each other as processes do."""
-        self._fcntl_lock(slot, F_OFD_SETLK, kind, offset, size)
+    def lock(self, slot: int, kind: str, offset: int, size: int, of: str) -> None:
+        self._fcntl_lock(slot, SET_LOCK[of], kind, offset, size)
 
-    def get_lock(self, slot: int, kind: str, offset: int, size: int) -> tuple[Any, ...]:
-        return self._fcntl_lock(slot, F_OFD_GETLK, kind, offset, size)
+    def get_lock(self, slot: int, kind: str, offset: int, size: int, of: str) -> tuple[Any, ...]:
+        *found, pid = self._fcntl_lock(slot, GET_LOCK[of], kind, offset, size)
+        return (*found, "another process" if pid > 0 else pid)
 
     def _fcntl_lock(self, slot: int, command: int, kind: str, offset: int, size: int) -> tuple[Any, ...]:
         asked = _FLOCK.pack(LOCK_KINDS[kind], os.SEEK_SET, offset, size, 0)
@@ -254,42 +270,43 @@ class World:
 
     # ---- mappings
 
-    def map(self, slot: int, file: int, size: int, writable: bool) -> None:
+    def map(self, slot: int, file: int, size: int, writable: bool, shared: bool) -> None:
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         if os.fstat(self._file(file)).st_size < size:
             raise OSError(errno.EINVAL, "Python maps no more than there is")
-        mapped = mmap.mmap(self._file(file), size, mmap.MAP_SHARED, access)
+        mapped = mmap.mmap(self._file(file), size, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, access)
         if slot in self.maps:
             self.unmap(slot)
-        self.maps[slot] = (os.dup(self._file(file)), mapped)
+        self.maps[slot] = Mapping(os.dup(self._file(file)), mapped, shared)
 
     def unmap(self, slot: int) -> None:
-        descriptor, mapped = self.maps.pop(slot)
-        mapped.close()
-        os.close(descriptor)
+        mapping = self.maps.pop(slot)
+        mapping.memory.close()
+        os.close(mapping.descriptor)
 
-    def _mapped(self, slot: int, size: int, offset: int) -> tuple[mmap.mmap, int]:
+    def _mapped(self, slot: int, size: int, offset: int) -> tuple[Mapping, int]:
         """The mapping, and where the access ends: beyond the file there is a signal."""
-        descriptor, mapped = self.maps[slot]
-        self.used.add(descriptor)
-        return mapped, min(offset + size, os.fstat(descriptor).st_size, len(mapped))
+        mapping = self.maps[slot]
+        self.used.add(mapping.descriptor)
+        return mapping, min(offset + size, os.fstat(mapping.descriptor).st_size, len(mapping.memory))
 
     def load(self, slot: int, size: int, offset: int) -> str:
-        mapped, end = self._mapped(slot, size, offset)
-        return runs(mapped[offset:end])
+        mapping, end = self._mapped(slot, size, offset)
+        return runs(mapping.memory[offset:end])
 
     def store(self, slot: int, byte: str, size: int, offset: int) -> int:
-        mapped, end = self._mapped(slot, size, offset)
+        mapping, end = self._mapped(slot, size, offset)
         if end > offset:
             try:
-                mapped[offset:end] = byte.encode() * (end - offset)
+                mapping.memory[offset:end] = byte.encode() * (end - offset)
             except TypeError as error:
                 raise OSError(errno.EACCES, "mapped for reading") from error
-            self.stored.add(os.fstat(self.maps[slot][0]).st_ino)
+            if mapping.shared:
+                self.stored.add(os.fstat(mapping.descriptor).st_ino)
         return max(end - offset, 0)
 
     def msync(self, slot: int) -> None:
-        self.maps[slot][1].flush()
+        self.maps[slot].memory.flush()
 
     def store_alone(self, slot: int, byte: str) -> bool:
         """Closes the file, and tells whether a store to a mapping of it changes its time of modification."""
