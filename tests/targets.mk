@@ -16,7 +16,7 @@ TESTS := lint test-unit fuzz-s3 fuzz-s3-replies test-python test-component test-
 LONG_TESTS := analyze test-packages test-paper-profile coverage fuzz-s3-long simulate-s3-long simulate-s3-asan \
 	simulate-s3-mutants test-s3-client-asan test-s3-client-tsan test-s3-snapshots-asan test-s3-snapshots-tsan \
 	test-s3-load-long test-crash test-s3-outage test-s3-distributed test-fuse-suites test-differential-long \
-	test-xfstests test-xfstests-lab test-fuse-asan test-fuse-tsan test-fuse-3.17 test-fuse-3.18-suites test-fuse-3.18-asan \
+	test-differential-mutants test-xfstests test-xfstests-lab test-fuse-asan test-fuse-tsan test-fuse-3.17 test-fuse-3.18-suites test-fuse-3.18-asan \
 	test-fuse-3.18-tsan test-tutorial test-lab-instructions test-explain test-gate test-two-hosts test-attach \
 	test-lab-long test-lab-backports test-lab-long-backports test-lab-bullseye
 
@@ -197,7 +197,10 @@ test-differential-long: libfuse-3.18 libfuse-3.17 $(FUSE_PROGRAMS) plugins s3-se
 	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,libfuse-3.17) $(DIFFERENTIAL_TESTS)
 	DIFFERENTIAL_SECONDS=1800 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_TESTS)
 	DIFFERENTIAL_SECONDS=300 $(call fuse_pytest,$(TARGET)) $(DIFFERENTIAL_BLOCK_TESTS)
-.PHONY: test-differential test-differential-long
+# Each for SECONDS= (60) at most.
+test-differential-mutants: libfuse-3.18 ## check that the search finds the defects of tests/differential/mutants: SECONDS=
+	@USERBLK_FUSE_ALL_MODES=1 $(PYTHON) tests/differential/mutants/run.py $(if $(SECONDS),--seconds $(SECONDS))
+.PHONY: test-differential test-differential-long test-differential-mutants
 
 # An interrupted run of a commit goes on. Debian has no package of xfstests; other distributions have.
 XFSTESTS_SYSTEMS ?= fuse,fuse-nocache,fuse-passthrough,fuse-io-uring,fuse-disk

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""The defects of tests/s3/mutants can be put into the S3 device as it is now; whether they are found takes hours."""
+"""The defects of mutants can be put into the programs as they are now; whether they are found takes hours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("patch", sorted((ROOT / "tests/s3/mutants").glob("*.patch")), ids=lambda patch: patch.stem)
+@pytest.mark.parametrize("patch", sorted(ROOT.glob("tests/*/mutants/*.patch")), ids=lambda patch: patch.stem)
 def test_applies(patch: Path) -> None:
     argv = ["patch", "-p1", "--batch", "--fuzz=0", "--dry-run", "-i", str(patch)]
     result = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
