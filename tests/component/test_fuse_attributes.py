@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, aligned, as_user, bare_mapping, direct, lacking_for_mode, traced
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
+from views import HAS_BIRTH, statx
 
 FuseStart = Callable[..., Mount]
 GROUP = 4321
@@ -381,14 +382,50 @@ def test_direct_write_is_seen_in_the_time(fuse: Mount) -> None:
         os.close(descriptor)
 
 
-def test_birth_time(fuse: Mount) -> None:
+def birth(path: Path) -> int:
     if LIBFUSE < (3, 18):
         pytest.skip("libfuse: statx is there from 3.18")
+    mask, _, time_ns = statx(str(path), follow=True)
+    assert mask & HAS_BIRTH
+    return time_ns
+
+
+def test_birth_time(fuse: Mount) -> None:
     (fuse.point / "file").write_text("text")
-    argv = ["stat", "--format=%W"]
-    above, below = (checked([*argv, str(top / "file")]) for top in (fuse.point, fuse.source))
-    assert above == below
-    assert int(above) > 1_000_000_000
+    assert birth(fuse.point / "file") == birth(fuse.source / "file") > 10**18
+
+
+@pytest.mark.parametrize("change", ["printf more >>$0", "truncate -s 8 $0", "fallocate -l 8 $0"])
+def test_changes_of_another_user_are_seen_after_statx(change: str, fuse: Mount) -> None:
+    """What statx(2) answers is kept as what stat(2) does: not the mode of a file whose bits a write takes away."""
+    path, below = fuse.point / "file", fuse.source / "file"
+    path.write_text("text")
+    path.chmod(0o6777)
+    os.utime(path, (1, 1))
+    born = birth(path)
+    assert as_user(NOBODY, "sh", "-c", change, str(path)).stderr == ""
+    after, found = path.stat(), below.stat()
+    assert (after.st_size, mode(path)) == (found.st_size, mode(below)) == (8, 0o777)
+    assert after.st_mtime > 1
+    if fuse.status["writeback"] != "on":  # the kernel's own clock
+        assert (after.st_mtime_ns, after.st_ctime_ns) == (found.st_mtime_ns, found.st_ctime_ns)
+    assert birth(path) == birth(below) == born
+
+
+def test_changes_below_are_seen_after_statx(fuse_start: FuseStart) -> None:
+    mount = fuse_start("--nocache")
+    path, below = mount.point / "file", mount.source / "file"
+    path.write_text("text")
+    born = birth(path)
+    below.write_text("longer text")
+    below.chmod(0o600)
+    after, found = path.stat(), below.stat()
+    assert (after.st_size, mode(path)) == (11, 0o600)
+    assert (after.st_mtime_ns, after.st_ctime_ns) == (found.st_mtime_ns, found.st_ctime_ns)
+    time.sleep(0.02)
+    (mount.source / "new").write_text("new")
+    (mount.source / "new").replace(below)
+    assert birth(path) == birth(below) > born
 
 
 @pytest.mark.parametrize("name", ["user.one", "trusted.one", "security.one"])
@@ -497,6 +534,7 @@ def test_stores_to_a_mapping_change_times(fuse: Mount, made: str) -> None:
 
     def store_and_compare(memory: ctypes.Array[ctypes.c_char], sync: Callable[[], None]) -> None:
         before = path.stat()
+        statx(str(path), follow=True)  # the kernel keeps no attributes of this answer either
         time.sleep(0.02)
         memory[0] = bytes([memory[0][0] ^ 1])
         sync()

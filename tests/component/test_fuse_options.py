@@ -108,6 +108,17 @@ def test_help_names_every_option() -> None:
         assert f"Fl -{option}" in manual
 
 
+def test_no_time_to_cache_is_no_cache(fuse_start: FuseStart) -> None:
+    """So that what is tested of the one holds for the other."""
+    states = []
+    for option in ("--nocache", "--timeout=0"):
+        mount = fuse_start(option)
+        states.append(mount.status)
+        mount.unmount()
+    assert states[0] == states[1]
+    assert (states[0]["timeout"], states[0]["writeback"]) == ("0", "off")
+
+
 def test_defaults_are_those_of_the_paper(fuse_default: Mount) -> None:
     status = fuse_default.status
     assert status["writeback"] == "on"
