@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <linux/fs.h>
@@ -283,13 +284,41 @@ static void end_part(struct inode *inode)
 	atomic_fetch_sub(&inode->appending, 1);
 }
 
+/* As it lies in an extended attribute, with the namespace that it is of. */
+struct capability {
+	char value[24];
+	ssize_t length;
+};
+
+/*
+ * What the kernel's cache holds was written before, or stored to a mapping. The kernel has taken
+ * the capability away by then if the write does so, but the source does so now, also if it was set
+ * since. Only root of all sets it again.
+ */
+static struct capability capability_of(int fd)
+{
+	struct capability capability;
+
+	capability.length =
+		fgetxattr(fd, "security.capability", capability.value, sizeof(capability.value));
+	return capability;
+}
+
+static void keep_capability(int fd, const struct capability *capability)
+{
+	if (capability->length > 0)
+		fsetxattr(fd, "security.capability", capability->value, (size_t)capability->length,
+			0);
+}
+
 void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
 	struct fuse_file_info *fi)
 {
 	struct inode *inode = inode_of(ino);
 	size_t size = fuse_buf_size(in);
 	int rwf = session_write_flags(fi), fd;
-	bool part = appends_twice(fi);
+	bool part = appends_twice(fi), keeps = fi->writepage && fs.owns_all;
+	struct capability capability = {.length = -1};
 	struct written done = {0};
 
 	if (part)
@@ -302,11 +331,14 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 		done.error = clear_setid(req, fd);
 	if (appends(fi))
 		rwf |= RWF_APPEND;
+	if (done.error == 0 && keeps)
+		capability = capability_of(fd);
 	/* libfuse has no flags for a write, and does not align its memory for direct I/O. */
 	if (done.error == 0 && (rwf || (fd != file_fd(fi) && !is_aligned(in))))
 		done = write_copy(fd, in, size, offset, rwf);
 	else if (done.error == 0)
 		done = write_plain(fd, in, size, offset);
+	keep_capability(fd, &capability);
 	if (part)
 		end_part(inode);
 	/* A caller writes the rest itself. The kernel does not, whose cached pages these may be. */

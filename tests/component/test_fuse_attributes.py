@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -443,6 +444,31 @@ def test_extended_attributes(name: str, fuse: Mount) -> None:
     with pytest.raises(OSError) as caught:
         os.getxattr(path, name)
     assert caught.value.errno == errno.ENODATA
+
+
+CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0)  # cap_net_raw=ep, as setcap(8) sets it
+
+
+@pytest.mark.parametrize("store", [False, True], ids=["write", "store"])
+def test_a_capability_stays_when_what_was_written_before_arrives(store: bool, fuse: Mount) -> None:
+    """As with tar(1), which sets it while it has the file open. A write to the source would take it away."""
+    path, below = fuse.point / "program", fuse.source / "program"
+    path.write_bytes(bytes(4096))
+    with path.open("r+b", buffering=0) as file, bare_mapping(file.fileno(), 4096) as (memory, sync):
+        if store:
+            memory[0] = b"x"
+        else:
+            file.write(b"x")
+        os.setxattr(path, "security.capability", CAPABILITY)
+        sync()
+        os.fsync(file.fileno())
+    for top in (path, below):
+        assert os.getxattr(top, "security.capability") == CAPABILITY
+    assert below.read_bytes()[:1] == b"x"
+    with path.open("r+b") as file:
+        file.write(b"y")
+    for top in (path, below):
+        assert os.listxattr(top) == []
 
 
 def test_trusted_attributes_are_listed_to_root_only(fuse: Mount) -> None:
