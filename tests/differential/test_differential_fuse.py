@@ -56,12 +56,13 @@ class Pair:
         self.count = 0
         for name in ("native", "source", "mount"):
             (self.top / name).mkdir(parents=True)
-        self.mount = self.begin()
-        kind = MountKind(self.mount.status["writeback"] == "on", LIBFUSE >= (3, 18))
+        self.mount: Mount | None = None
+        kind = MountKind(self.begin().status["writeback"] == "on", LIBFUSE >= (3, 18))
         self.worlds = Processes(True, kind), Processes(False, kind, self.remount)
 
     def begin(self) -> Mount:
-        return start(self.top / "source", self.top / "mount", *self.options)
+        self.mount = start(self.top / "source", self.top / "mount", *self.options)
+        return self.mount
 
     def end(self) -> None:
         for world in self.worlds:
@@ -69,19 +70,22 @@ class Pair:
         self.unmount()
 
     def unmount(self) -> None:
-        try:
-            self.mount.unmount()
-        finally:
-            self.mount.kill()
+        if self.mount:
+            mount, self.mount = self.mount, None
+            try:
+                mount.unmount()
+            finally:
+                mount.kill()
 
     def remount(self) -> None:
         self.unmount()
-        self.mount = self.begin()
+        self.begin()
 
     def modes(self) -> int:
         """Which bits of a mode are kept by the same rules as native."""
         if "--passthrough" in self.options:
             return 0o1777  # the kernel writes without the right to keep set-id bits, for any writer
+        assert self.mount
         # Without the flags the kernel itself clears the bits, and leaves set-group-ID without execution alone.
         return 0o7777 if self.mount.status["killpriv-v2"] == "on" else 0o5777
 

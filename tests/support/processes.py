@@ -120,7 +120,7 @@ class Processes:
 
     def do(self, call: Call) -> Any:
         """What the call answers."""
-        self.last = call[0]
+        self.last = call
         self.names = [argument for argument in call[1:] if isinstance(argument, str)]
         if call[0] == "process":
             self.by = call[1]
@@ -170,9 +170,11 @@ class Processes:
         """How the times of change and of modification went on."""
         changed, modified = [order(*pair) for pair in zip(self.times[st.st_ino], now, strict=True)]
         # With write-back the kernel keeps them. It does not see what chattr(1) does to the one, which a server
-        # sets only with the other, when the kernel has forgotten the file, to the time of that.
+        # sets only with the other, when the kernel has forgotten the file, to the time of that. And for the kernel
+        # the removal of an ACL that is not there is a change.
         kept = self.mount.write_back and stat.S_ISREG(st.st_mode)
-        return [modified] if kept and self.last in UNSEEN_CHANGES else [changed, modified]
+        hidden = self.last[0] in UNSEEN_CHANGES or (self.last[0] == "removexattr" and "acl" in self.last[2])
+        return [modified] if kept and hidden else [changed, modified]
 
     def _looks(self, known: set[str]) -> dict[str, Any]:
         looks = {}
