@@ -465,8 +465,8 @@ def test_a_capability_stays_when_what_was_written_before_arrives(store: bool, fu
     for top in (path, below):
         assert os.getxattr(top, "security.capability") == CAPABILITY
     assert below.read_bytes()[:1] == b"x"
-    with path.open("r+b") as file:
-        file.write(b"y")
+    with path.open("r+b") as again:
+        again.write(b"y")
     for top in (path, below):
         assert os.listxattr(top) == []
 

@@ -7,6 +7,7 @@ import ctypes
 import os
 import random
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import LIBFUSE, MODES, Mount, ext4, lacking_for_fuse, lacking_for_mode, rings_enabled, start
+from nbdkit_server import checked
 from processes import MountKind, Processes
 from sequences import Difference, draw, program, replay
 from shrinking import shrink
@@ -153,6 +155,15 @@ def test_same_as_native(mode: str, disk: Path, tmp_path: Path) -> None:
         print(f"{mode}: {seed - SEED} sequences of {LENGTH} calls from seed {SEED}")
     finally:
         pair.end()
+
+
+def test_the_program_of_a_sequence_makes_its_calls(disk: Path, tmp_path: Path) -> None:
+    calls, directory = draw(SEED, LENGTH), disk / "program"
+    (tmp_path / "differs.py").write_text(program(calls, ()))
+    directory.mkdir(mode=0o777)
+    directory.chmod(0o777)
+    printed = checked([sys.executable, str(tmp_path / "differs.py"), str(directory), "native"])
+    assert [call for call in calls if repr(call) not in printed] == []
 
 
 @pytest.fixture(scope="module")

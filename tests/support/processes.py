@@ -7,6 +7,7 @@ import gc
 import os
 import stat
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
@@ -16,7 +17,6 @@ from views import Births, attributes, look, names_below, order, tree
 from world import USER, Call, World
 
 PROCESSES = 2
-UNSEEN_CHANGES = ("remount", "write_while_it_may_only_grow")
 CLOCK_REALTIME_COARSE = 5  # of which files get their times
 TICK_S = 0.0005
 MOST_DESCRIPTORS = 4096  # that were open before
@@ -73,6 +73,8 @@ class Process:
             os.closerange(other.fileno() + 1, MOST_DESCRIPTORS)
             try:
                 serve(other)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(0)
         other.close()
@@ -169,12 +171,17 @@ class Processes:
     def _order(self, st: os.stat_result, now: tuple[int, int]) -> list[str]:
         """How the times of change and of modification went on."""
         changed, modified = [order(*pair) for pair in zip(self.times[st.st_ino], now, strict=True)]
-        # With write-back the kernel keeps them. It does not see what chattr(1) does to the one, which a server
-        # sets only with the other, when the kernel has forgotten the file, to the time of that. And for the kernel
-        # the removal of an ACL that is not there is a change.
-        kept = self.mount.write_back and stat.S_ISREG(st.st_mode)
-        hidden = self.last[0] in UNSEEN_CHANGES or (self.last[0] == "removexattr" and "acl" in self.last[2])
-        return [modified] if kept and hidden else [changed, modified]
+        if not (self.mount.write_back and stat.S_ISREG(st.st_mode)):
+            return [changed, modified]
+        # The kernel keeps them. When it has forgotten the file, the time of change is that at which it wrote the time
+        # of modification, which it may have done before the data.
+        if self.last[0] == "remount":
+            return []
+        # It does not see chattr(1), and takes the removal of an ACL that is not there for a change.
+        unseen = (
+            self.last[0] == "write_while_it_may_only_grow" or self.last[0] == "removexattr" and "acl" in self.last[2]
+        )
+        return [modified] if unseen else [changed, modified]
 
     def _looks(self, known: set[str]) -> dict[str, Any]:
         looks = {}

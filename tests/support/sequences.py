@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 
 from processes import PROCESSES, Processes
 from views import LATEST_NS, tree
-from world import FALLOCATE_MODES, FALLOCATE_REFUSED, GROUP, LOCK_KINDS, RENAME_FLAGS, SET_LOCK, USER, Call
+from world import CAPABILITY, FALLOCATE_MODES, FALLOCATE_REFUSED, GROUP, LOCK_KINDS, RENAME_FLAGS, SET_LOCK, USER, Call
 
 DIRECTORIES = ("d", "e", "d/g")
 NAMES = ("a", "b", "c", "l", "d/a", "d/b", "e/a", "d/g/a", *DIRECTORIES)
-CAPABILITY = "security.capability"
 ATTRIBUTES = (
     "user.one", "user.two", "trusted.one", CAPABILITY, "system.posix_acl_access", "system.posix_acl_default",
 )  # fmt: skip

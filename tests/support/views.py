@@ -11,26 +11,25 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from world import runs
+from world import AT_FDCWD, libc, runs
 
 LATEST_NS = 1 << 60  # of a time that is set: in 2006
 SMALL = 64 * 1024  # bytes of a file that is read after each call that uses it
-AT_FDCWD, AT_SYMLINK_NOFOLLOW = -100, 0x100
+AT_SYMLINK_NOFOLLOW = 0x100
 BASIC_AND_BIRTH = 0xFFF
 HAS_BIRTH = 0x800
 # The kernel sets these itself: AUTOMOUNT, MOUNT_ROOT, DAX.
 KERNELS_ATTRIBUTES = 0x1000 | 0x2000 | 0x200000
 _STATX = struct.Struct("=IIQIIIH2xQQQQ qI4x qI4x qI4x qI4x")
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
+libc.statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
 
 
 def statx(path: str, follow: bool) -> tuple[int, int, int]:
     """Its mask, attributes, and time of birth (0: there is none)."""
     buffer = ctypes.create_string_buffer(256)
     flags = 0 if follow else AT_SYMLINK_NOFOLLOW
-    if _libc.statx(AT_FDCWD, path.encode(), flags, BASIC_AND_BIRTH, buffer) == -1:
+    if libc.statx(AT_FDCWD, path.encode(), flags, BASIC_AND_BIRTH, buffer) == -1:
         raise OSError(ctypes.get_errno(), path)
     mask, _, attributes, *rest = _STATX.unpack_from(buffer)
     seconds, nanoseconds = rest[-6:-4]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 Call = tuple[Any, ...]  # the name of a method of World, and what it is given
 USER, GROUP = 1000, 2000
+CAPABILITY = "security.capability"
 SECTOR = 512  # bytes that direct I/O is aligned to
 RENAME_FLAGS = {"noreplace": 1, "exchange": 2, "whiteout": 4}
 FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-size": 17}
@@ -28,14 +29,14 @@ FALLOCATE_REFUSED = {"collapse": 8, "insert": 32, "unshare": 64}
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, APPEND_FL = 0x80086601, 0x40086602, 0x20
 MS_SYNC, MAP_FAILED = 4, ctypes.c_void_p(-1).value
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-_libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-_libc.linkat.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+libc.linkat.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
 AT_FDCWD, AT_SYMLINK_FOLLOW = -100, 0x400
 # Locks of an open file, or of the process, which any close of the file by it releases.
 GET_LOCK = {"open file": 36, "process": fcntl.F_GETLK}
@@ -62,7 +63,7 @@ def _checked(result: int) -> int:
     return result
 
 
-class Mapping(NamedTuple):
+class Mapped(NamedTuple):
     descriptor: int
     memory: mmap.mmap
     shared: bool
@@ -75,7 +76,7 @@ class World:
         self.root = root
         self.native = native
         self.files: dict[int, int] = {}
-        self.maps: dict[int, Mapping] = {}
+        self.maps: dict[int, Mapped] = {}
         self.used: set[int] = set()  # descriptors
         self.stored: set[int] = set()  # inodes, by mappings
         self.uid = 0
@@ -201,6 +202,7 @@ class World:
         if os.path.sameopenfile(self._file(target), self._file(source)):
             raise OSError(errno.EINVAL, "what it reads of what it writes is not defined")
         self._refuse_direct(target, source)
+        self._refuse_limited(target)
         return os.sendfile(self._file(target), self._file(source), offset, size)
 
     def lseek(self, slot: int, offset: int, whence: int) -> int:
@@ -214,12 +216,12 @@ class World:
     def fallocate(self, slot: int, mode: str, offset: int, size: int) -> None:
         if self.most != resource.RLIM_INFINITY:
             raise OSError(errno.EFBIG, "one that fails takes set-id bits away, or does not")
-        _checked(_libc.fallocate(self._file(slot), FALLOCATE_MODES[mode], offset, size))
+        _checked(libc.fallocate(self._file(slot), FALLOCATE_MODES[mode], offset, size))
 
     def fallocate_refused(self, slot: int, mode: str, offset: int, size: int) -> None:
         """What the kernel checks before it asks the file system is the same, and so is a refusal."""
         asked = FALLOCATE_REFUSED["unshare" if self.native else mode]
-        _checked(_libc.fallocate(self._file(slot), asked, offset, size))
+        _checked(libc.fallocate(self._file(slot), asked, offset, size))
 
     def _refuse_direct(self, *slots: int) -> None:
         if any(self.get_flags(slot) & os.O_DIRECT for slot in slots):
@@ -233,7 +235,13 @@ class World:
         if self.get_flags(slot) & os.O_DIRECT:
             os.fsync(self._file(slot))
 
+    def _refuse_limited(self, slot: int) -> None:
+        """With kernel passthrough, the kernel takes the capability of the file away before it looks at the limit."""
+        if self.most != resource.RLIM_INFINITY and CAPABILITY in os.listxattr(self._file(slot)):
+            raise OSError(errno.EFBIG, "one that fails takes it away, or does not")
+
     def _refuse_part(self, slot: int, size: int) -> None:
+        self._refuse_limited(slot)
         if self.get_flags(slot) & os.O_DIRECT and size > SECTOR and size % SECTOR:
             raise OSError(errno.EINVAL, "ext4 has written each extent but the last, or not, as they happen to lie")
 
@@ -266,7 +274,7 @@ class World:
 
     def link_open(self, slot: int, name: str) -> None:
         source = f"/proc/self/fd/{self._file(slot)}".encode()
-        _checked(_libc.linkat(AT_FDCWD, source, AT_FDCWD, name.encode(), AT_SYMLINK_FOLLOW))
+        _checked(libc.linkat(AT_FDCWD, source, AT_FDCWD, name.encode(), AT_SYMLINK_FOLLOW))
 
     # ---- mappings
 
@@ -277,14 +285,14 @@ class World:
         mapped = mmap.mmap(self._file(file), size, mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE, access)
         if slot in self.maps:
             self.unmap(slot)
-        self.maps[slot] = Mapping(os.dup(self._file(file)), mapped, shared)
+        self.maps[slot] = Mapped(os.dup(self._file(file)), mapped, shared)
 
     def unmap(self, slot: int) -> None:
         mapping = self.maps.pop(slot)
         mapping.memory.close()
         os.close(mapping.descriptor)
 
-    def _mapped(self, slot: int, size: int, offset: int) -> tuple[Mapping, int]:
+    def _mapped(self, slot: int, size: int, offset: int) -> tuple[Mapped, int]:
         """The mapping, and where the access ends: beyond the file there is a signal."""
         mapping = self.maps[slot]
         self.used.add(mapping.descriptor)
@@ -315,17 +323,17 @@ class World:
         try:
             if os.stat(path).st_size == 0:
                 raise OSError(errno.EINVAL, "beyond the file there is a signal")
-            address = _libc.mmap(None, 1, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._file(slot), 0)
+            address = libc.mmap(None, 1, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._file(slot), 0)
             if address == MAP_FAILED:
                 raise OSError(ctypes.get_errno(), "")
             self.close(slot)
             try:
                 os.utime(path, ns=(1, 1))
                 ctypes.memset(address, ord(byte), 1)
-                _checked(_libc.msync(address, 1, MS_SYNC))
+                _checked(libc.msync(address, 1, MS_SYNC))
                 return os.stat(path).st_mtime_ns > 1
             finally:
-                _libc.munmap(address, 1)
+                libc.munmap(address, 1)
         finally:
             os.close(watched)
 
@@ -365,7 +373,7 @@ class World:
         os.rename(name, new)
 
     def renameat2(self, name: str, new: str, kind: str) -> None:
-        _checked(_libc.renameat2(AT_FDCWD, name.encode(), AT_FDCWD, new.encode(), RENAME_FLAGS[kind]))
+        _checked(libc.renameat2(AT_FDCWD, name.encode(), AT_FDCWD, new.encode(), RENAME_FLAGS[kind]))
 
     def listdir(self, name: str) -> list[str]:
         return sorted(os.listdir(name))
