@@ -284,6 +284,8 @@ static void end_part(struct inode *inode)
 	atomic_fetch_sub(&inode->appending, 1);
 }
 
+/* ---- capabilities (setcap(8)) ---- */
+
 /* As it lies in an extended attribute, with the namespace that it is of. */
 struct capability {
 	char value[24];
@@ -291,24 +293,37 @@ struct capability {
 };
 
 /*
- * What the kernel's cache holds was written before, or stored to a mapping. The kernel has taken
- * the capability away by then if the write does so, but the source does so now, also if it was set
- * since. Only root of all sets it again.
+ * Any write to the source takes the file's capability away. What the kernel's cache holds was
+ * written before it was set, or stored to a mapping, which natively takes nothing away: it is there
+ * again afterwards. Everything else that takes it away comes here first, lose_capability(), so that
+ * nobody keeps it on what they have changed since.
  */
-static struct capability capability_of(int fd)
+static bool begin_keeping(struct inode *inode, int fd, struct capability *capability)
 {
-	struct capability capability;
-
-	capability.length =
-		fgetxattr(fd, "security.capability", capability.value, sizeof(capability.value));
-	return capability;
+	if (!atomic_load(&inode->capable))
+		return false;
+	inode_lock(inode);
+	capability->length =
+		atomic_load(&inode->capable)
+			? fgetxattr(fd, CAPABILITY, capability->value, sizeof(capability->value))
+			: 0;
+	return true;
 }
 
-static void keep_capability(int fd, const struct capability *capability)
+static void end_keeping(struct inode *inode, int fd, const struct capability *capability)
 {
 	if (capability->length > 0)
-		fsetxattr(fd, "security.capability", capability->value, (size_t)capability->length,
-			0);
+		fsetxattr(fd, CAPABILITY, capability->value, (size_t)capability->length, 0);
+	inode_unlock(inode);
+}
+
+void lose_capability(struct inode *inode)
+{
+	if (!atomic_load(&inode->capable))
+		return;
+	inode_lock(inode);
+	atomic_store(&inode->capable, false);
+	inode_unlock(inode);
 }
 
 void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,
@@ -317,10 +332,12 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 	struct inode *inode = inode_of(ino);
 	size_t size = fuse_buf_size(in);
 	int rwf = session_write_flags(fi), fd;
-	bool part = appends_twice(fi), keeps = fi->writepage && fs.owns_all;
-	struct capability capability = {.length = -1};
+	bool part = appends_twice(fi), keeps = false;
+	struct capability capability;
 	struct written done = {0};
 
+	if (!fi->writepage)
+		lose_capability(inode);
 	if (part)
 		begin_part(inode, file_fd(fi), offset);
 	fd = write_fd(inode, fi, offset);
@@ -331,14 +348,15 @@ void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t 
 		done.error = clear_setid(req, fd);
 	if (appends(fi))
 		rwf |= RWF_APPEND;
-	if (done.error == 0 && keeps)
-		capability = capability_of(fd);
+	if (done.error == 0 && fi->writepage)
+		keeps = begin_keeping(inode, fd, &capability);
 	/* libfuse has no flags for a write, and does not align its memory for direct I/O. */
 	if (done.error == 0 && (rwf || (fd != file_fd(fi) && !is_aligned(in))))
 		done = write_copy(fd, in, size, offset, rwf);
 	else if (done.error == 0)
 		done = write_plain(fd, in, size, offset);
-	keep_capability(fd, &capability);
+	if (keeps)
+		end_keeping(inode, fd, &capability);
 	if (part)
 		end_part(inode);
 	/* A caller writes the rest itself. The kernel does not, whose cached pages these may be. */
@@ -393,6 +411,7 @@ void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t 
 	int fd = file_fd(fi), result = 0;
 
 	caller_keep_setid();
+	lose_capability(inode_of(ino));
 	/* killpriv_v2 has no flag for this call and the next. */
 	if (fs.killpriv_v2 && !keeps_setid(req))
 		result = clear_setid(req, fd);
@@ -472,8 +491,8 @@ void fs_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in,
 	ssize_t result = out == -1 ? -EPERM : 0;
 
 	(void)ino_in;
-	(void)ino_out;
 	caller_keep_setid();
+	lose_capability(inode_of(ino_out));
 	if (result == 0 && fs.killpriv_v2 && !keeps_setid(req))
 		result = clear_setid(req, out);
 	if (result == 0) {

@@ -188,6 +188,9 @@ static void fs_setxattr(
 	}
 	caller_keep_setid(); /* an ACL may change the mode */
 	result = check_changer(req, fd, name);
+	/* Before it has it, since what the cache holds may just arrive. */
+	if (result == 0 && fs.owns_all && strcmp(name, CAPABILITY) == 0)
+		atomic_store(&inode->capable, true);
 	if (result == 0 && setxattr(fd_path(fd).path, name, value, size, flags) == -1)
 		result = -errno;
 	if (result == 0 && strcmp(name, "system.posix_acl_access") == 0)
@@ -203,7 +206,7 @@ static void fs_setxattr(
  */
 static bool goes_with_a_change(fuse_req_t req, const char *name)
 {
-	return fuse_req_ctx(req)->uid != 0 && strcmp(name, "security.capability") == 0;
+	return fuse_req_ctx(req)->uid != 0 && strcmp(name, CAPABILITY) == 0;
 }
 
 static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
@@ -215,6 +218,8 @@ static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 		session_reply_error(req, -fd);
 		return;
 	}
+	if (strcmp(name, CAPABILITY) == 0)
+		lose_capability(inode);
 	result = check_changer(req, fd, name);
 	if (result == 0 && removexattr(fd_path(fd).path, name) == -1)
 		result = -errno;

@@ -374,6 +374,8 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 
 	if (path_fd < 0)
 		return path_fd;
+	if (fi->flags & O_TRUNC)
+		lose_capability(inode);
 	fd = open_source(fd_path(path_fd).path, source_flags(fi->flags), fi);
 	inode_put(inode);
 	if (fd < 0)

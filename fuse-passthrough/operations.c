@@ -455,6 +455,8 @@ static void fs_setattr(
 		session_reply_error(req, -fd);
 		return;
 	}
+	if (what & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID | FUSE_SET_ATTR_SIZE))
+		lose_capability(inode_of(ino));
 	result = set_attributes(req, fd, fi != NULL, attr, what);
 	if (result == 0 && fstatat(fd, "", &st, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW) == -1)
 		result = -errno;

@@ -101,6 +101,10 @@ void take_back(struct inode *parent, const char *name, int flags, int fd);
 /* Clears the set-id bits of fd that a write by the sender of req, who is not privileged, takes
  * away. */
 int clear_setid(fuse_req_t req, int fd);
+/* The extended attribute of setcap(8). */
+#define CAPABILITY "security.capability"
+/* Called before what takes it away from a file, so that nothing brings it back. */
+void lose_capability(struct inode *inode);
 
 /* The path of descriptor fd, for calls that take no O_PATH descriptor. */
 #define FD_PATHS "/proc/self/fd"
