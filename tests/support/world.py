@@ -175,6 +175,8 @@ class World:
     def write_while_it_may_only_grow(self, slot: int, byte: str, size: int) -> int:
         """By the open file of before, while there is one that was opened under chattr(1) +a."""
         file = self._file(slot)
+        if CAPABILITY in os.listxattr(file):
+            raise OSError(errno.EPERM, "the kernel asks to take it away as a program would, which such a file refuses")
         flags = int.from_bytes(fcntl.ioctl(file, FS_IOC_GETFLAGS, bytes(8))[:4], "little")
         fcntl.ioctl(file, FS_IOC_SETFLAGS, (flags | APPEND_FL).to_bytes(8, "little"))
         try:
