@@ -24,7 +24,7 @@ MOST_DESCRIPTORS = 4096  # that were open before
 
 @dataclass
 class Answer:
-    """Of a process."""
+    """What a process answers."""
 
     value: Any = None
     files: dict[int, int] = field(default_factory=dict)  # its slots, as the view shows them
@@ -37,7 +37,7 @@ class MountKind:
     """The mount that this is, or is compared with."""
 
     write_back: bool = True
-    births: bool = True  # are told
+    births: bool = True  # statx(2) has the times of birth
 
 
 def serve(pipe: Connection) -> None:

@@ -80,11 +80,11 @@ def order(before: int, now: int) -> str:
 
 
 class Births:
-    """The times of birth of the files that there are, where they are told: none is early, and none changes."""
+    """The times of birth of the files, where statx(2) has them: none is early, and none changes."""
 
-    def __init__(self, begun: int, told: bool) -> None:
+    def __init__(self, begun: int, shown: bool) -> None:
         self.begun = begun
-        self.told = told
+        self.shown = shown
         self.known: dict[int, int] = {}
 
     def forget_but(self, inodes: Mapping[int, Any]) -> None:
@@ -102,5 +102,5 @@ def look(path: str, follow: bool, births: Births, native: bool) -> tuple[Any, ..
     mask, flags, birth = statx(path, follow)
     held = content(path, st.st_mode) if st.st_size <= SMALL else errno.errorcode[errno.EFBIG]
     shown = flags & KERNELS_ATTRIBUTES if native else flags
-    told = (hex(mask), births.judge(st.st_ino, birth)) if births.told else (hex(mask & ~HAS_BIRTH),)
-    return held, extended_attributes(path, follow), hex(shown), told
+    more = (hex(mask), births.judge(st.st_ino, birth)) if births.shown else (hex(mask & ~HAS_BIRTH),)
+    return held, extended_attributes(path, follow), hex(shown), more
