@@ -277,8 +277,10 @@ static bool each_written(session_visit *visit)
 	return inodes_each_written(visit_written, &visit) == 0;
 }
 
-/* <sys/statvfs.h> does not have it. */
+/* <sys/statvfs.h> of Debian 12 lacks it. */
+#ifndef ST_NOSYMFOLLOW
 #define ST_NOSYMFOLLOW 0x2000
+#endif
 
 /*
  * What the kernel is to know of the mount, whatever the user's options say, which come before. Not
