@@ -451,7 +451,7 @@ CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0)  # cap_net_raw=ep,
 
 @pytest.mark.parametrize("store", [False, True], ids=["write", "store"])
 def test_a_capability_stays_when_what_was_written_before_arrives(store: bool, fuse: Mount) -> None:
-    """As with tar(1), which sets it while it has the file open. A write to the source would take it away."""
+    """As with bsdtar(1), which sets it while it has the file open. A write to the source would take it away."""
     path, below = fuse.point / "program", fuse.source / "program"
     path.write_bytes(bytes(4096))
     with path.open("r+b", buffering=0) as file, bare_mapping(file.fileno(), 4096) as (memory, sync):
