@@ -96,7 +96,7 @@ def test_no_module_is_loaded_meanwhile(kind: str, tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "calls").exists()
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("seconds", [0.3, *(pytest.param(other, marks=pytest.mark.long) for other in (0.05, 0.1, 1.0))])
 def test_an_end_while_disks_come_leaves_nothing(kind: str, tmp_path: Path, seconds: float) -> None:
     there = left()
     argv = [sys.executable, "-m", "userblk.harness.systems.attach", f"--kind={kind}", f"--build={BUILD}"]
