@@ -192,14 +192,14 @@ def test_many_lookups_of_links_leave_nothing_in_inotify(fuse_source: Path) -> No
 def test_a_lookup_beside_a_change_of_the_number_finds_the_same_file(fuse_source: Path) -> None:
     """It sees the old number, and goes on late, when the change has ended."""
     with links(fuse_source) as below:
-        wrapper = traced("%fstat", "delay_exit=300000", str(below / "first"))
+        wrapper = traced("%fstat", "delay_exit=1000000", str(below / "first"))
         number = (below / "first").stat().st_ino
         with over(below, fuse_source, wrapper=wrapper) as mount, ThreadPoolExecutor() as pool:
             path = mount.point / "first"
             with path.open() as before:
                 fcntl.flock(before, fcntl.LOCK_EX)
                 listed = pool.submit(os.listdir, mount.point)
-                time.sleep(0.1)
+                time.sleep(0.5)  # half of the delay, so that it has begun also on a busy machine
                 os.setxattr(before.fileno(), "user.name", b"value")
                 listed.result()
                 assert (below / "first").stat().st_ino != number, "it is where it was: this tests nothing"
