@@ -22,10 +22,6 @@
 #define FLAG_ROTATIONAL	  (1u << 4)
 #define FLAG_WRITE_ZEROES (1u << 6)
 
-/* Bytes of a trim where a timeout counts: 128 of them may come at once. */
-#define MAX_TIMED_TRIM (16u << 20)
-#define MAX_TRIM       (UINT32_MAX / MAX_BLOCK * MAX_BLOCK)
-
 /* For how long a disk may take to get its size. */
 #define PATIENCE_MS 30000
 #define STEP_MS	    5
@@ -46,21 +42,15 @@ static uint32_t flags_of(const struct backend_info *info, unsigned timeout)
 	       (info->can_zero && !timeout ? FLAG_WRITE_ZEROES : 0u);
 }
 
-/* A file of the disk's in sysfs; NULL: there is none. */
-static FILE *open_attribute(const char *path, const char *name, const char *mode)
-{
-	char file[64];
-
-	snprintf(file, sizeof file, "/sys/block/%s/%s", strrchr(path, '/') + 1, name);
-	return fopen(file, mode);
-}
-
-/* The number in it; 0 also if there is none. */
+/* A number of the disk's in sysfs; 0 also if there is none. */
 static uint64_t attribute(const char *path, const char *name)
 {
+	char file[64];
 	uint64_t value = 0;
-	FILE *stream = open_attribute(path, name, "re");
+	FILE *stream;
 
+	snprintf(file, sizeof file, "/sys/block/%s/%s", strrchr(path, '/') + 1, name);
+	stream = fopen(file, "re");
 	if (!stream)
 		return 0;
 	if (fscanf(stream, "%" SCNu64, &value) != 1)
@@ -137,20 +127,6 @@ static int set_up(struct disk *d, uint32_t block, const struct backend_info *inf
 	return 0;
 }
 
-/*
- * The same for trims, which can be limited. The kernel keeps that for the node's next disk, of
- * whatever program.
- */
-static void limit_trims(const struct disk *d, uint32_t bytes)
-{
-	FILE *stream = open_attribute(d->path, "queue/discard_max_bytes", "we");
-
-	if (!stream)
-		return;
-	fprintf(stream, "%" PRIu32, bytes);
-	fclose(stream);
-}
-
 /* The kernel keeps this thread for as long as there is the disk. */
 static void *hold(void *opaque)
 {
@@ -180,10 +156,8 @@ static int start(struct disk *d)
 		}
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
 	}
-	if (!d->ended) {
-		limit_trims(d, d->timeout ? MAX_TIMED_TRIM : MAX_TRIM);
+	if (!d->ended)
 		return 0;
-	}
 	pthread_join(d->holder, NULL);
 	return d->result < 0 ? d->result : -EIO;
 }
@@ -281,7 +255,6 @@ void disk_disconnect(const struct disk *d)
 void disk_detach(struct disk *d)
 {
 	pthread_join(d->holder, NULL);
-	limit_trims(d, MAX_TRIM);
 	ioctl(d->node, NBD_CLEAR_SOCK);
 	close_all(d);
 }

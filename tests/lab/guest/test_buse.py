@@ -111,19 +111,6 @@ def test_a_timeout_and_zeroes_do_not_go_together(start: Start) -> None:
     assert queue(disk, "write_zeroes_max_bytes") == "0"
 
 
-def test_a_timeout_limits_trims_of_this_disk_alone(start: Start) -> None:
-    """The kernel sends many at once, and counts the time of each from then on."""
-    words = ("--disk=/dev/nbd14", "passthrough", f"file={NVME}")
-    server, disk = start("--timeout=60", *words)
-    assert queue(disk, "discard_max_bytes") == str(16 * MIB)
-    run(["blkdiscard", "--length", str(64 * MIB), disk])
-    server.terminate()
-    assert ended(server)[0] == 0
-    await_gone(disk)
-    start(*words)
-    assert int(queue(disk, "discard_max_bytes")) > 16 * MIB
-
-
 def test_a_device_of_less_than_a_block_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(300))
