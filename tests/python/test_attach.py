@@ -254,6 +254,7 @@ def attach_interrupted(
     monkeypatch.setattr(systems.Ended, "number", 0)
     timer = Timer(seconds, os.kill, (os.getpid(), number))
     with interrupts():  # puts the handlers back
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup(1) may have started the tests
         timer.start()
         try:
             return main(["--kind=loop", "--build=none", "--disks=3", f"--output={output}"]), made[0]
