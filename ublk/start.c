@@ -135,8 +135,12 @@ static void ready(void *opaque, uint32_t id)
 		dup2(null, STDERR_FILENO);
 		close(null);
 	}
-	if (chdir("/") == 0 && write(start->report, &code, 1) == 1)
-		close(start->report);
+	if (chdir("/") < 0)
+		syslog(LOG_WARNING, "/: %s", strerror(errno));
+	/* Interrupted, so that nobody knows of the disk: an orderly end. */
+	if (write(start->report, &code, 1) != 1 && start->adds)
+		raise(SIGTERM);
+	close(start->report);
 	start->report = -1;
 }
 
@@ -193,7 +197,7 @@ int ublk_add(const struct ublk_options *o, char *const *argv)
 {
 	struct ublk_control c;
 	struct ublk_start start = {
-		.control = &c, .options = o, .argv = argv, .report = -1, .watch = -1};
+		.control = &c, .options = o, .argv = argv, .adds = true, .report = -1, .watch = -1};
 	int r;
 
 	if (!o->foreground)

@@ -21,6 +21,7 @@ struct ublk_start {
 	uint64_t cookie;
 	const char *directory; /* of the arguments, NULL: this one */
 	char *const *argv;
+	bool adds;     /* a new disk, which goes again if the command is interrupted */
 	bool replaces; /* it must be recorded, or another server takes its place */
 	bool recorded;
 	const struct ublk_record *before; /* what was recorded of a disk without server; or NULL */
