@@ -23,8 +23,8 @@
 #define FLAG_WRITE_ZEROES (1u << 6)
 
 /* For how long a disk may take to get its size. */
-#define PATIENCE_MS 30000
-#define STEP_MS	    5
+#define SIZE_LIMIT_MS 30000
+#define STEP_MS	      5
 
 /*
  * With a timeout, the kernel writes zeroes itself: requests to do so have up to 4 GiB, many are
@@ -148,7 +148,7 @@ static int start(struct disk *d)
 		return r;
 	for (int waited = 0; attribute(d->path, "size") * SECTOR != d->size && !d->ended;
 		waited += STEP_MS) {
-		if (waited >= PATIENCE_MS) {
+		if (waited >= SIZE_LIMIT_MS) {
 			disk_disconnect(d);
 			shutdown(d->sockets[1], SHUT_RDWR);
 			pthread_join(d->holder, NULL);

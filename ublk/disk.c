@@ -78,7 +78,7 @@ uint64_t ublk_disk_writes_below(int fd)
 /* A write-back in parts, each by a process. */
 struct write_back {
 	uint32_t id;
-	const struct ublk_patience *patience;
+	const struct ublk_sync_limits *limits;
 	int result; /* as ublk_disk_sync() answers it */
 	bool over;  /* no part follows */
 };
@@ -110,7 +110,7 @@ static void add_result(struct write_back *w, int r)
 /* The end of the process that writes a part, as ublk_disk_sync() answers it. */
 static int await(const struct write_back *w, pid_t child, int64_t at_most_ms)
 {
-	const struct ublk_patience *patience = w->patience;
+	const struct ublk_sync_limits *limits = w->limits;
 	struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, child, 0), .events = POLLIN};
 	char directory[32];
 	uint64_t before;
@@ -129,12 +129,11 @@ static int await(const struct write_back *w, pid_t child, int64_t at_most_ms)
 								  : -EIO;
 			break;
 		}
-		if (patience && patience->over(patience->opaque)) {
+		if (limits && limits->over(limits->opaque)) {
 			r = -ECANCELED;
 			break;
 		}
-		if (now != before ||
-			(patience && patience->works && patience->works(patience->opaque)))
+		if (now != before || (limits && limits->works && limits->works(limits->opaque)))
 			waited = 0;
 		before = now;
 		poll(&end, 1, STEP_MS); /* without a descriptor it sleeps as long */
@@ -266,18 +265,18 @@ static void sync_file_systems(struct write_back *w, const glob_t *nodes)
 
 		add_result(w, r == -ETIME ? 0 : r);
 	} else {
-		add_result(w,
-			run_sync(w, all,
-				w->patience && w->patience->forced ? FORCED_LIMIT_MS : INT64_MAX));
+		add_result(
+			w, run_sync(w, all,
+				   w->limits && w->limits->forced ? FORCED_LIMIT_MS : INT64_MAX));
 	}
 	free(mounts);
 	free(mounted);
 }
 
-int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patience)
+int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_sync_limits *limits)
 {
 	static char program[] = "sync";
-	struct write_back w = {.id = id, .patience = patience};
+	struct write_back w = {.id = id, .limits = limits};
 	glob_t nodes;
 	char disk[32];
 

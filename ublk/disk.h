@@ -25,7 +25,7 @@ static inline bool ublk_disk_may_be_used(int claim)
 bool ublk_disk_in_use(uint32_t id);
 
 /* How long ublk_disk_sync() waits. Its functions are asked again and again. */
-struct ublk_patience {
+struct ublk_sync_limits {
 	bool (*over)(void *opaque); /* no longer */
 	/* Although no request ends: does the device work on one? NULL: not known. */
 	bool (*works)(void *opaque);
@@ -37,11 +37,11 @@ struct ublk_patience {
  * Has the kernel write what it holds of the disk in memory, and waits for as long as requests end
  * or the device works on one. in_use: also what file systems hold: first those of the disk that are
  * mounted here, then all of the machine, which may be on it in other ways; if they are not, these
- * are not waited for long. patience: NULL: the device is not known. 0 or negative errno: -EIO: some
+ * are not waited for long. limits: NULL: the device is not known. 0 or negative errno: -EIO: some
  * of it cannot be written, also if over() ended the rest; -ETIME: nothing was written for a while,
  * or not all in the time of forced; -ECANCELED: over(); others: it could not be tried.
  */
-int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patience);
+int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_sync_limits *limits);
 /* Could it not be tried? */
 static inline bool ublk_disk_unsynced(int r)
 {

@@ -97,13 +97,13 @@ static void tell_why(struct ublk_ending *e, int claim, int synced)
 
 int ublk_ending_release(struct ublk_ending *e, int *claim)
 {
-	const struct ublk_patience patience = {.over = hurried, .works = works, .opaque = e};
+	const struct ublk_sync_limits limits = {.over = hurried, .works = works, .opaque = e};
 	bool told = false, forced = false;
 	int r = 0;
 
 	*claim = -1;
 	for (;;) {
-		int again = ublk_disk_sync(e->id, ublk_disk_in_use(e->id), &patience);
+		int again = ublk_disk_sync(e->id, ublk_disk_in_use(e->id), &limits);
 
 		/* What the disk refused the kernel drops; what takes long is written next time. */
 		r = r == -EIO ? r : again;

@@ -399,7 +399,7 @@ static void start_request(struct io *io)
 		q->start_other(io);
 }
 
-static void take_finished(struct ublk_queue *q)
+static void finish_all(struct ublk_queue *q)
 {
 	struct io *io = atomic_exchange(&q->finished, NULL), *next;
 
@@ -425,7 +425,7 @@ static void handle_cqe(struct ublk_queue *q, uint64_t data, int result)
 		break;
 	case EVENT_WAKE:
 		arm_wake(q);
-		take_finished(q);
+		finish_all(q);
 		break;
 	}
 }
@@ -480,7 +480,7 @@ static size_t page_multiple(size_t bytes)
 	return (bytes + page - 1) / page * page;
 }
 
-static int map_descriptions(struct ublk_queue *q)
+static int map_descriptors(struct ublk_queue *q)
 {
 	const struct ublk_dev *dev = q->dev;
 	size_t stride = page_multiple(UBLK_MAX_QUEUE_DEPTH * sizeof(struct ublksrv_io_desc));
@@ -541,7 +541,7 @@ static void wait_for(sem_t *semaphore)
 		; /* EINTR */
 }
 
-static int offer_tags(struct ublk_queue *q)
+static int fetch_all_tags(struct ublk_queue *q)
 {
 	int r;
 
@@ -563,7 +563,7 @@ static void *run(void *opaque)
 		return NULL;
 	wait_for(&q->go);
 	if (q->starts) {
-		r = q->error = offer_tags(q);
+		r = q->error = fetch_all_tags(q);
 		sem_post(&q->done);
 		if (r == 0)
 			loop(q);
@@ -638,7 +638,7 @@ int ublk_queue_new(
 
 int ublk_queue_start(struct ublk_queue *q)
 {
-	int r = map_descriptions(q);
+	int r = map_descriptors(q);
 
 	if (r < 0)
 		return r;

@@ -69,13 +69,13 @@ static int write_back(struct ublk_control *c, const struct ublk_options *o, bool
 	uint32_t id = (uint32_t)o->server.id;
 	time_t now = ublk_seconds();
 	struct deletion deletion = {.c = c, .id = id, .begun = now, .served = now};
-	const struct ublk_patience patience = {
+	const struct ublk_sync_limits limits = {
 		.over = is_without_server,
 		.works = o->force ? NULL : is_early,
 		.opaque = &deletion,
 		.forced = o->force,
 	};
-	int r = ublk_disk_sync(id, in_use, &patience);
+	int r = ublk_disk_sync(id, in_use, &limits);
 
 	*lost = r < 0;
 	if (r == 0)

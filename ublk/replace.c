@@ -79,7 +79,7 @@ static int find_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *inf
 			return 0;
 		/* One that is just ending has closed its files before; once it has ended, its
 		 * io_uring may still wait for requests. */
-		if (waited >= (*pidfd == -ESRCH ? END_LIMIT * 1000 : UBLK_PATIENCE_MS)) {
+		if (waited >= (*pidfd == -ESRCH ? END_LIMIT * 1000 : UBLK_DEATH_LIMIT_MS)) {
 			if (info->ublksrv_pid <= 0)
 				warnx("ublk%u: its server has ended, but the kernel still waits "
 				      "for what it had, or runs where it cannot be seen from here, "

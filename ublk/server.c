@@ -33,7 +33,7 @@
 #define UNSTABLE "the device may compute checksums of pages that may change meanwhile"
 
 /* For how long a device node may take to appear, or an old server to go. */
-#define PATIENCE_MS 30000
+#define NODE_LIMIT_MS 30000
 /*
  * Seconds for which a server may still be ending: before Linux 6.16, the kernel asks one that has
  * all requests of a queue to end when the oldest is 30 s old, as its timers have it.
@@ -261,7 +261,7 @@ static int open_char(struct server *s)
 		if (s->dev.fd >= 0)
 			return 0;
 		r = -errno;
-		if ((r != -ENOENT && r != -EACCES && r != -EBUSY) || waited >= PATIENCE_MS ||
+		if ((r != -ENOENT && r != -EACCES && r != -EBUSY) || waited >= NODE_LIMIT_MS ||
 			(r == -EBUSY && is_served(s)))
 			return r;
 		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);

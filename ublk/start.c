@@ -322,7 +322,7 @@ int ublk_recover(const struct ublk_options *o)
 		return r;
 	/* A server that was killed may be about to go. */
 	for (int waited = 0; info.state == UBLK_S_DEV_LIVE; waited += STEP_MS) {
-		if (waited >= UBLK_PATIENCE_MS) {
+		if (waited >= UBLK_DEATH_LIMIT_MS) {
 			pidfd = ublk_process_of_disk(&info);
 			if (pidfd >= 0)
 				close(pidfd);

@@ -12,7 +12,7 @@
 #include "ublk/record.h"
 
 /* ms for which a server that was killed may be seen as living. */
-#define UBLK_PATIENCE_MS 3000
+#define UBLK_DEATH_LIMIT_MS 3000
 
 /* What a server of ours does with its disk. */
 struct ublk_start {

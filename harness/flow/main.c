@@ -17,8 +17,8 @@
 #include "run.h"
 #include "wml.h"
 #include "workload.h"
+#include "programs/exit_codes.h"
 
-#define EXIT_USAGE 2
 #define MOST_FILES 1048576 /* the kernel's default */
 
 static const char usage[] =

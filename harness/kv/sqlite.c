@@ -12,9 +12,9 @@
 
 #include "store.h"
 
-#define PATIENCE_MS 60000 /* for another thread's write */
-#define PAGE	    4096
-#define COLUMNS	    "field0, field1, field2, field3, field4, field5, field6, field7, field8, field9"
+#define LOCK_LIMIT_MS 60000 /* for another thread's write */
+#define PAGE	      4096
+#define COLUMNS	      "field0, field1, field2, field3, field4, field5, field6, field7, field8, field9"
 
 enum statement { GET, PUT, SCAN, ALL, UPDATE, STATEMENTS = UPDATE + FIELDS };
 
@@ -65,7 +65,7 @@ static bool settings(const struct place *place, struct connection *c, char *why)
 {
 	char text[128];
 
-	sqlite3_busy_timeout(c->db, PATIENCE_MS);
+	sqlite3_busy_timeout(c->db, LOCK_LIMIT_MS);
 	snprintf(text, sizeof(text), "PRAGMA synchronous=%s",
 		place->options.sync ? "FULL" : "NORMAL");
 	if (execute(c->db, text, why) == -1)

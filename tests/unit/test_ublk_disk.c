@@ -167,7 +167,7 @@ static bool works(void *opaque)
 	return patient;
 }
 
-static const struct ublk_patience patience = {.over = never, .works = works};
+static const struct ublk_sync_limits limits = {.over = never, .works = works};
 
 static int set_up(void **state)
 {
@@ -221,7 +221,7 @@ static void test_another_disk_that_takes_long_keeps_nothing_from_ours(void **sta
 	(void)state;
 	write_file("all", "exec sleep 600\n");
 	patient = true; /* it works for those who read from our disk, maybe */
-	assert_int_equal(ublk_disk_sync(5, true, &patience), 0);
+	assert_int_equal(ublk_disk_sync(5, true, &limits), 0);
 	assert_string_equal(
 		log_text(), "--file-system /mnt/a b /mnt/part\n\n/dev/null /dev/zero\n");
 }
@@ -232,13 +232,13 @@ static void test_nor_does_it_while_ours_is_written_to(void **state)
 	(void)state;
 	write_file("all", "exec sleep 600\n");
 	flushes = 1;
-	assert_int_equal(ublk_disk_sync(5, true, &patience), 0);
+	assert_int_equal(ublk_disk_sync(5, true, &limits), 0);
 	assert_true(looks < 3000); /* half a minute by this clock */
 }
 
 static void test_nor_does_it_where_the_user_wants_an_end(void **state)
 {
-	const struct ublk_patience forced = {.over = never, .forced = true};
+	const struct ublk_sync_limits forced = {.over = never, .forced = true};
 
 	(void)state;
 	mounts = "proc /proc proc rw 0 0\n";
@@ -308,7 +308,7 @@ static bool all_begins(void *opaque)
 /* The kernel tells of it once. */
 static void test_an_error_stays_one_if_the_rest_is_given_up(void **state)
 {
-	const struct ublk_patience until_all = {.over = all_begins};
+	const struct ublk_sync_limits until_all = {.over = all_begins};
 
 	(void)state;
 	write_file("mounted", "exit 1\n");
@@ -326,7 +326,7 @@ static void test_a_request_that_the_device_works_on_is_waited_for(void **state)
 	(void)state;
 	write_file("nodes", "exec sleep 4\n");
 	patient = true;
-	assert_int_equal(ublk_disk_sync(5, false, &patience), 0);
+	assert_int_equal(ublk_disk_sync(5, false, &limits), 0);
 	assert_true(asked);
 }
 
@@ -334,7 +334,7 @@ static void test_a_request_that_hangs_is_not(void **state)
 {
 	(void)state;
 	write_file("nodes", "exec sleep 600\n");
-	assert_int_equal(ublk_disk_sync(5, false, &patience), -ETIME);
+	assert_int_equal(ublk_disk_sync(5, false, &limits), -ETIME);
 	assert_true(asked);
 }
 

@@ -18,7 +18,7 @@
 #define CLAIM 77 /* a descriptor that nobody uses */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
-int __wrap_ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_patience *patience);
+int __wrap_ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_sync_limits *limits);
 int __wrap_ublk_disk_claim(uint32_t id);
 bool __wrap_ublk_disk_in_use(uint32_t id);
 void __wrap_ublk_disk_users(uint32_t id, char *text, size_t size);
@@ -53,7 +53,7 @@ static void raise_signal(int number)
 	sent++;
 }
 
-int __wrap_ublk_disk_sync(uint32_t id, bool used, const struct ublk_patience *patience)
+int __wrap_ublk_disk_sync(uint32_t id, bool used, const struct ublk_sync_limits *limits)
 {
 	const struct pass *pass = &passes[synced];
 
@@ -62,7 +62,7 @@ int __wrap_ublk_disk_sync(uint32_t id, bool used, const struct ublk_patience *pa
 	synced_in_use[synced++] = used;
 	if (pass->together) {
 		raise_signal(pass->together);
-		if (patience->over(patience->opaque))
+		if (limits->over(limits->opaque))
 			return -ECANCELED;
 	}
 	for (size_t i = 0; i < 3 && pass->signals[i]; i++) {
@@ -70,7 +70,7 @@ int __wrap_ublk_disk_sync(uint32_t id, bool used, const struct ublk_patience *pa
 		now.tv_sec += 1 + now.tv_nsec / 1000000000;
 		now.tv_nsec %= 1000000000;
 		raise_signal(pass->signals[i]);
-		if (patience->over(patience->opaque))
+		if (limits->over(limits->opaque))
 			return -ECANCELED;
 	}
 	return pass->result;
