@@ -46,6 +46,22 @@ static void test_takeover_beside_a_resize(void **state)
 	fake_store_reset();
 }
 
+/* The store refuses the change, and an earlier attempt, which had no answer, makes it. */
+static void test_a_size_that_comes_though_it_was_refused(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	create_with_a_write(&d);
+	fake_store_fail_late("/super", -EACCES);
+	assert_int_equal(grow(&d), -EACCES);
+	assert_holds(d.reported.error, "the size may be changed all the same; resize it again");
+	assert_int_equal(d.backend->size, 64 << 20);
+	device_close(&d);
+	fake_store_reset();
+}
+
 static int shrink(struct device *d)
 {
 	return s3_volume_resize(volume_of(d), 32 << 20);
@@ -331,6 +347,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_takeover_beside_a_resize),
 		cmocka_unit_test(test_reader_beside_a_resize),
+		cmocka_unit_test(test_a_size_that_comes_though_it_was_refused),
 		cmocka_unit_test(test_writes_after_a_resize_without_an_answer),
 		cmocka_unit_test(test_each_attempt_may_stop_a_writer),
 		cmocka_unit_test(test_a_busy_writer_is_not_followed_for_ever),

@@ -38,11 +38,13 @@ static int store_size(struct s3_volume *v, uint64_t blocks)
 	int r;
 
 	s3_failpoint(S3_FAIL_RESIZE_SUPER_BEFORE);
-	r = s3_volume_change_super(v, change_size, &blocks, NULL);
+	r = s3_volume_change_super(
+		v, change_size, &blocks, "the size may be changed all the same; resize it again");
+	if (r)
+		return r;
 	/* A writer that takes over reads the size after its fence, which may have been before this.
 	 */
-	if (r == 0)
-		r = s3_check_not_fenced(v);
+	r = s3_check_not_fenced(v);
 	if (r == -ESTALE)
 		return -EIO; /* reported */
 	if (r)
