@@ -4,10 +4,11 @@
 
 A cell is COMPARISON/WORKLOAD/JOBS. The first six comparisons are modes, in which our program runs against
 passthrough_hp of the same libfuse (3.18, `make libfuse-3.18`); `native` is our kernel passthrough against
-the ext4 below, `rings` our io_uring against our /dev/fuse. In every round both sides of a comparison are
-mounted again and every cell is run on each of them, in random order. The result of a cell is the
-Hodges-Lehmann estimate of first/second with its 95 % interval; it is ok when the lower end is at least the
-cell's limit, slower when the upper end is below it.
+the ext4 below, `choice` against our default, `rings` our io_uring against our /dev/fuse, `copies` against
+the same without splice, which copies data as often. In every round both sides of a comparison are mounted
+again and every cell is run on each of them, in random order. The result of a cell is the Hodges-Lehmann
+estimate of first/second with its 95 % interval; it is ok when the lower end is at least the cell's limit,
+slower when the upper end is below it.
 
 Data is on an ext4 of its own, a file for each job, as fio has it by default (several writers of one file wait
 for each other in the kernel, with any server of the file), and cold: before each run the caches of the mount
@@ -110,7 +111,9 @@ class Comparison:
 
 COMPARISONS = {mode: Comparison(Side("ours", mode), Side("passthrough_hp", mode)) for mode in MODE_OPTIONS} | {
     "native": Comparison(Side("ours", "passthrough"), Side("native"), DATA_WORKLOADS),
+    "choice": Comparison(Side("ours", "passthrough"), Side("ours", "default"), READER_WORKLOADS),
     "rings": Comparison(Side("ours", "io-uring"), Side("ours", "default"), RING_WORKLOADS + METADATA_WORKLOADS),
+    "copies": Comparison(Side("ours", "io-uring"), Side("ours", "nosplice"), RING_WORKLOADS),
 }
 
 

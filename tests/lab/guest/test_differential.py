@@ -28,6 +28,7 @@ SIZE = MIB
 PAGE = 4096
 ZEROES = 60
 LARGEST = 256 * 1024  # emulated CPUs are slow
+LONG_SIZE = 4 * MIB
 
 NVME, SATA = os.environ["LAB_NVME"], os.environ["LAB_SATA"]
 
@@ -80,25 +81,31 @@ class Journal:
 
 
 @contextmanager
-def below() -> Iterator[str]:
-    """A disk with a log, on the first SIZE bytes of the NVMe disk; the log is on the other."""
-    run(["blkdiscard", "-z", "-l", str(SIZE), NVME])
-    with logged(NVME, SATA, SIZE) as path:
+def below(size: int = SIZE) -> Iterator[str]:
+    """A disk with a log, on the first bytes of the NVMe disk; the log is on the other."""
+    run(["blkdiscard", "-z", "-l", str(size), NVME])
+    with logged(NVME, SATA, size) as path:
         yield path
 
 
 # torn: the emulated disks are files in the page cache of the machine below, and direct=off has one of its own.
-def limits_of(disk: str, **more: Any) -> Limits:
+def limits_of(disk: str, size: int = SIZE, largest: int = LARGEST, **more: Any) -> Limits:
     queue = Path("/sys/block", Path(disk).name, "queue")
-    largest = int((queue / "max_sectors_kb").read_text()) * 1024
+    largest = min(largest, int((queue / "max_sectors_kb").read_text()) * 1024)
     trims = int((queue / "discard_max_bytes").read_text()) > 0
-    return Limits(SIZE, largest=min(largest, LARGEST), trim=trims, trim_unit=4096 if trims else 0, torn=True, **more)
+    return Limits(size, largest=largest, trim=trims, trim_unit=4096 if trims else 0, torn=True, **more)
 
 
-def compare(up: Up, system: SystemConfig, open_target: Callable[[str, Limits], Any]) -> None:
-    journal = Journal(SIZE)
-    with below() as disk, up(system, disk) as running:
-        limits = limits_of(running.used.path)
+def compare(
+    up: Up,
+    system: SystemConfig,
+    open_target: Callable[[str, Limits], Any],
+    size: int = SIZE,
+    largest: int = LARGEST,
+) -> None:
+    journal = Journal(size)
+    with below(size) as disk, up(system, disk) as running:
+        limits = limits_of(running.used.path, size, largest)
         with closing(open_target(running.used.path, limits)) as target:
             sequences = search(limits, target, SECONDS, journal)
         assert not running.server_died()
@@ -132,6 +139,13 @@ def test_null_device(up: Up, kind: str, mode: str) -> None:
 @pytest.mark.parametrize(("kind", "mode"), DISKS)
 def test_block_layer(up: Up, kind: str, mode: str, direct: str) -> None:
     compare(up, config(kind, mode=mode, direct=direct), block_target)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "mode"), DISKS)
+def test_largest_requests(up: Up, kind: str, mode: str) -> None:
+    """Up to the most that the kernel gives the driver at once."""
+    compare(up, config(kind, mode=mode, direct="on"), block_target, LONG_SIZE, LONG_SIZE)
 
 
 def test_flushes_beside_zeroes(up: Up) -> None:
