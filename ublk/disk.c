@@ -18,6 +18,7 @@
 #include "backends/disk_nodes.h"
 #include "ublk/disk.h"
 #include "ublk/process.h"
+#include "ublk/syncing.h"
 
 /* For how long nothing may be written before it is given up, and how often that is looked at. */
 #define SYNC_LIMIT_MS 30000
@@ -124,9 +125,9 @@ static int await(const struct write_back *w, pid_t child, int64_t at_most_ms)
 		pid_t ended = waitpid(child, &status, WNOHANG);
 
 		if (ended != 0) {
-			r = ended != child || WIFSIGNALED(status) ? -EINTR
-			    : WEXITSTATUS(status) == 0		  ? 0
-								  : -EIO;
+			r = ended != child || WIFSIGNALED(status)
+				    ? -EINTR
+				    : ublk_sync_result(WEXITSTATUS(status));
 			break;
 		}
 		if (limits && limits->over(limits->opaque)) {
@@ -143,10 +144,7 @@ static int await(const struct write_back *w, pid_t child, int64_t at_most_ms)
 	return r;
 }
 
-/*
- * Runs sync(1), which says what it could not write: a process of its own, since one that waits
- * in the kernel for the disk cannot be killed, and the disk's own server must be able to end.
- */
+/* By a process of its own: the disk's own server must be able to end. */
 static int run_sync(const struct write_back *w, char *const *argv, int64_t at_most_ms)
 {
 	pid_t child;
@@ -154,7 +152,7 @@ static int run_sync(const struct write_back *w, char *const *argv, int64_t at_mo
 
 	if (w->over)
 		return -ECANCELED;
-	r = ublk_process_spawn(argv[0], argv, &child);
+	r = ublk_sync_begin(argv, &child);
 	if (r < 0)
 		return r;
 	r = await(w, child, at_most_ms);
@@ -192,13 +190,13 @@ static bool is_reached(const struct mntent *mount, dev_t device)
 	       (s.stx_dev_major == 0 && strcmp(mount->mnt_type, "btrfs") == 0);
 }
 
-/* Where they are mounted, as the arguments of a command of two words, with NULL at the end; which
- * of them, in mounted. NULL: nowhere. The caller frees those after the two, and the list. */
+/* Where they are mounted, behind three words of a command, with NULL at the end; which of them, in
+ * mounted. NULL: nowhere. The caller frees those after the three, and the list. */
 static char **find_mounts(const glob_t *nodes, bool *mounted)
 {
 	FILE *mounts = setmntent("/proc/self/mounts", "re");
 	char **found = NULL;
-	size_t count = 2;
+	size_t count = 3;
 	struct mntent *mount;
 
 	while (mounts && (mount = getmntent(mounts))) {
@@ -243,19 +241,22 @@ static bool used_elsewhere(const glob_t *nodes, const bool *mounted)
 	return false;
 }
 
+static char program[] = UBLK_SYNC_PROGRAM, command[] = UBLK_SYNC_COMMAND;
+
 /* What file systems hold of the disk. */
 static void sync_file_systems(struct write_back *w, const glob_t *nodes)
 {
-	static char program[] = "sync", option[] = "--file-system";
-	char *all[] = {program, NULL};
+	static char option[] = UBLK_SYNC_FILE_SYSTEMS;
+	char *all[] = {program, command, NULL};
 	bool *mounted = calloc(nodes->gl_pathc, sizeof *mounted);
 	char **mounts = mounted ? find_mounts(nodes, mounted) : NULL;
 
 	if (mounts) {
 		mounts[0] = program;
-		mounts[1] = option;
+		mounts[1] = command;
+		mounts[2] = option;
 		add_result(w, run_sync(w, mounts, INT64_MAX));
-		for (size_t i = 2; mounts[i]; i++)
+		for (size_t i = 3; mounts[i]; i++)
 			free(mounts[i]);
 	}
 	/* It waits for all disks. That another one takes long says nothing of ours, except where
@@ -275,16 +276,16 @@ static void sync_file_systems(struct write_back *w, const glob_t *nodes)
 
 int ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_sync_limits *limits)
 {
-	static char program[] = "sync";
 	struct write_back w = {.id = id, .limits = limits};
 	glob_t nodes;
 	char disk[32];
 
 	snprintf(disk, sizeof disk, "/dev/ublkb%" PRIu32, id);
-	if (disk_nodes(disk, 1, &nodes)) {
+	if (disk_nodes(disk, 2, &nodes)) {
 		if (in_use)
 			sync_file_systems(&w, &nodes);
 		nodes.gl_pathv[0] = program;
+		nodes.gl_pathv[1] = command;
 		add_result(&w, run_sync(&w, nodes.gl_pathv, INT64_MAX));
 	} else {
 		add_result(&w, -ENOENT);

@@ -14,6 +14,7 @@
 #include "ublk/show.h"
 #include "ublk/start.h"
 #include "ublk/stopping.h"
+#include "ublk/syncing.h"
 
 int main(int argc, char **argv)
 {
@@ -33,6 +34,8 @@ int main(int argc, char **argv)
 	signal(SIGCHLD, SIG_DFL);
 	for (int i = 1; i < argc; i++)
 		given[i - 1] = argv[i];
+	if (argc > 1 && strcmp(argv[1], UBLK_SYNC_COMMAND) == 0)
+		return ublk_sync_for_parent(argv + 2);
 	if (ublk_options_parse(argc, argv, &o, &error) < 0) {
 		warnx("%s", error.text);
 		return EXIT_USAGE;

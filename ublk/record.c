@@ -159,19 +159,30 @@ void ublk_record_free(struct ublk_record *record)
 	*record = (struct ublk_record){0};
 }
 
+/* Is a file that cookie's, which is text? */
+static bool begins_with(uint32_t id, const char *suffix, const char *cookie)
+{
+	char path[64];
+	size_t length;
+	char *text;
+	bool same;
+
+	path_of(id, suffix, path);
+	text = slurp(path, &length);
+	same = text && strcmp(text, cookie) == 0;
+	free(text);
+	return same;
+}
+
 /* Removes a file if it is that cookie's. */
 static void remove_file(uint32_t id, const char *suffix, uint64_t cookie)
 {
 	char path[64], expected[17];
-	size_t length;
-	char *text;
 
 	snprintf(expected, sizeof expected, "%016" PRIx64, cookie);
 	path_of(id, suffix, path);
-	text = slurp(path, &length);
-	if (text && strcmp(text, expected) == 0)
+	if (begins_with(id, suffix, expected))
 		unlink(path);
-	free(text);
 }
 
 void ublk_record_remove(uint32_t id, uint64_t cookie)
@@ -187,14 +198,18 @@ void ublk_record_leave_failure(uint32_t id, uint64_t cookie)
 
 	path_of(id, ".failed", path);
 	path_of(id, ".failed.new", temporary); /* not that of a record */
-	replace_file(path, temporary, text, (size_t)length);
+	if (replace_file(path, temporary, text, (size_t)length) < 0 && begins_with(id, "", text)) {
+		/* Where there is no room, the disk's record becomes it. */
+		path_of(id, "", temporary);
+		rename(temporary, path);
+	}
 }
 
 bool ublk_record_take_failure(uint32_t id, uint64_t cookie)
 {
 	char path[64], expected[17];
-	int length = snprintf(expected, sizeof expected, "%016" PRIx64, cookie);
 
+	snprintf(expected, sizeof expected, "%016" PRIx64, cookie);
 	path_of(id, ".failed", path);
-	return is_written(path, expected, (size_t)length) && unlink(path) == 0;
+	return begins_with(id, ".failed", expected) && unlink(path) == 0;
 }

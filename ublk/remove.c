@@ -146,16 +146,25 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 			warnx("ublk%u: cannot be removed: %s", id, strerror(-r));
 			return EXIT_FAILURE;
 		}
-		ublk_record_remove(id, info.ublksrv_flags);
 		if (!ublk_process_has_ended(pidfd, UBLK_CONTROL_LIMIT * 1000)) {
+			ublk_record_remove(id, info.ublksrv_flags);
 			warnx("ublk%u: removed, but its server (process %d) is still writing to "
 			      "its device; the system log will have what comes of it",
 				id, info.ublksrv_pid);
 			return EXIT_FAILURE;
 		}
+		/* The server may have made it into what tells of a failure. */
+		ublk_record_remove(id, info.ublksrv_flags);
 		if (ublk_record_take_failure(id, info.ublksrv_flags)) {
 			warnx("ublk%u: removed, but its server could not keep all that was "
 			      "written; see the system log",
+				id);
+			return EXIT_FAILURE;
+		}
+		if (live && pidfd < 0) {
+			warnx("ublk%u: removed, but its server cannot be seen from here, such as "
+			      "in another container; the system log where it runs has whether it "
+			      "could keep all that was written",
 				id);
 			return EXIT_FAILURE;
 		}

@@ -80,7 +80,10 @@ static int find_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *inf
 		/* One that is just ending has closed its files before; once it has ended, its
 		 * io_uring may still wait for requests. */
 		if (waited >= (*pidfd == -ESRCH ? END_LIMIT * 1000 : UBLK_DEATH_LIMIT_MS)) {
-			if (info->ublksrv_pid <= 0)
+			if (*pidfd != -ESRCH && *pidfd != -ENXIO)
+				warnx("ublk%u: its server (process %d) cannot be looked for: %s",
+					info->dev_id, info->ublksrv_pid, strerror(-*pidfd));
+			else if (info->ublksrv_pid <= 0)
 				warnx("ublk%u: its server has ended, but the kernel still waits "
 				      "for what it had, or runs where it cannot be seen from here, "
 				      "such as outside of this container; try again, or run this "
@@ -137,6 +140,15 @@ static int end_server(
 	return 0;
 }
 
+/* Unless it has been deleted, or another process was faster. */
+static void tell_without_server(struct ublk_control *c, uint32_t id)
+{
+	struct ublksrv_ctrl_dev_info info;
+
+	if (ublk_control_info(c, id, &info) == 0 && info.state != UBLK_S_DEV_LIVE)
+		warnx("ublk%u: has no server; use recover", id);
+}
+
 /*
  * Forks a process that serves the disk as before, as record has it, if this one does not tell, by
  * its end of the pipe, that the new server is there: also when it is killed. The old server has to
@@ -191,7 +203,7 @@ static pid_t keep_the_old(struct ublk_start *start, const struct ublksrv_ctrl_de
 		r = ublk_serve_record(&old, record, o);
 	/* Otherwise the process that waits for this one says so. */
 	if (r && !start->options->foreground)
-		warnx("ublk%u: has no server; use recover", info->dev_id);
+		tell_without_server(&c, info->dev_id);
 	_exit(r);
 }
 
@@ -249,6 +261,6 @@ int ublk_replace(const struct ublk_options *o, char *const *argv)
 		return r;
 	code = (unsigned char)r;
 	if (write(start.outcome, &code, 1) == 1 && o->foreground && read(ends[0], &code, 1) != 1)
-		warnx("ublk%u: has no server; use recover", info.dev_id);
+		tell_without_server(&c, info.dev_id);
 	return r;
 }

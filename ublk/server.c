@@ -482,7 +482,10 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	bool asked = ublk_ending_wait(&ending);
 	int claim = -1, released = asked ? ublk_ending_release(&ending, &claim) : 0;
 
-	if (released < 0 && !ending.gone)
+	/* Who stopped the disk has written it back, but what the disk refused is told only once. */
+	if (ending.gone && released != -EIO)
+		released = 0;
+	if (released < 0)
 		failed(s, ublk_disk_loss(released), released);
 	asked = asked && !ending.gone;
 	if (asked) {
@@ -539,6 +542,15 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	r = open_device(&s, params, 0, 0);
 	if (r)
 		return r;
+	if (dev->info.size < dev->info.block_size || dev->info.size < 1u << SECTOR_SHIFT) {
+		backend_error(&host,
+			"the device has %" PRIu64 " bytes; a disk needs a block of %" PRIu32,
+			dev->info.size,
+			dev->info.block_size < 1u << SECTOR_SHIFT ? 1u << SECTOR_SHIFT
+								  : dev->info.block_size);
+		backend_close(dev->device);
+		return EXIT_USAGE;
+	}
 	dev->mode = o->mode;
 	dev->weak_flush = o->flush == UBLK_FLUSH_WEAK;
 	dev->mapped = o->mode == UBLK_MODE_URING && can_map(dev->device, &dev->info, &alignment);

@@ -133,12 +133,12 @@ static int compare_numbers(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Numbers of all disks, ascending; the caller frees. */
-static uint32_t *find_disks(size_t *count)
+/* Numbers of all disks, ascending; the caller frees. complete: or why not is told. */
+static uint32_t *find_disks(size_t *count, bool *complete)
 {
 	DIR *directory = opendir(CHAR_DEVICES);
+	const struct dirent *entry = NULL;
 	uint32_t *numbers = NULL;
-	struct dirent *entry;
 
 	*count = 0;
 	while (directory && (entry = readdir(directory))) {
@@ -154,6 +154,9 @@ static uint32_t *find_disks(size_t *count)
 	}
 	if (directory)
 		closedir(directory);
+	else
+		warnx(CHAR_DEVICES ": %s", strerror(errno));
+	*complete = directory && !entry;
 	if (numbers)
 		qsort(numbers, *count, sizeof *numbers, compare_numbers);
 	return numbers;
@@ -162,8 +165,9 @@ static uint32_t *find_disks(size_t *count)
 int ublk_show_list(struct ublk_control *c, bool json)
 {
 	size_t count, printed = 0;
-	uint32_t *numbers = find_disks(&count);
-	int code = 0;
+	bool complete;
+	uint32_t *numbers = find_disks(&count, &complete);
+	int code = complete ? 0 : EXIT_FAILURE;
 
 	if (json)
 		printf("[");

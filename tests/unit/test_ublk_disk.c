@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * How long the write-back of a ublk disk is waited for, and what it covers. The kernel's counters
- * and mounts are the test's, and so is sync(1), which $PATH has: what it is to do lies in a file.
+ * and mounts are the test's, and so is what writes, a script: what it is to do lies in a file.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,12 +19,15 @@
 #include "backends/disk_nodes.h"
 #include "tests/unit/support.h"
 #include "ublk/disk.h"
+#include "ublk/process.h"
+#include "ublk/syncing.h"
 
 bool __wrap_disk_nodes(const char *disk, size_t spare, glob_t *nodes);
 FILE *__wrap_setmntent(const char *path, const char *mode);
 FILE *__wrap_fopen64(const char *path, const char *mode);
 int __wrap_open64(const char *path, int flags, ...);
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
+int __wrap_ublk_process_spawn(const char *program, char *const *argv, pid_t *child);
 int __wrap_statx(int at, const char *path, int flags, unsigned mask, struct statx *s);
 
 static char directory[] = "/tmp/userblk-test-ublk-disk-XXXXXX";
@@ -56,7 +59,7 @@ static void write_file(const char *name, const char *text)
 	fclose(file);
 }
 
-/* What sync(1) was called with, in lines. */
+/* What that was called with, in lines. */
 static const char *log_text(void)
 {
 	static char text[512];
@@ -108,6 +111,21 @@ int __wrap_open64(const char *path, int flags, ...)
 		return -1;
 	}
 	return __real_open64(path, flags, mode);
+}
+
+static bool without_proc;
+
+int __real_ublk_process_spawn(const char *program, char *const *argv, pid_t *child);
+int __wrap_ublk_process_spawn(const char *program, char *const *argv, pid_t *child)
+{
+	if (strcmp(program, "/proc/self/exe") == 0) {
+		assert_string_equal(argv[0], "userblk-ublk");
+		if (without_proc)
+			return -ENOENT;
+		argv++;
+	}
+	assert_string_equal(argv[0], "sync");
+	return __real_ublk_process_spawn("sync", argv, child);
 }
 
 /* Mount points: /mnt/gone is not there, and /mnt/btrfs has a number of its own. */
@@ -184,6 +202,7 @@ static int set_up(void **state)
 		 "/dev/full /mnt/other ext4 rw 0 0\n/dev/zero /mnt/part ext4 rw 0 0\n";
 	claimed = hidden = NULL;
 	looks = flushes = 0;
+	without_proc = false;
 	patient = asked = false;
 	tempo = 30000;
 	return 0;
@@ -197,7 +216,7 @@ static void test_what_is_mounted_comes_first(void **state)
 		log_text(), "--file-system /mnt/a b /mnt/part\n\n/dev/null /dev/zero\n");
 }
 
-/* sync(1) would fail there, or write another file system. */
+/* syncfs(2) would fail there, or write another file system. */
 static void test_mounts_that_are_not_reached_are_no_error(void **state)
 {
 	(void)state;
@@ -213,9 +232,13 @@ static void test_a_disk_that_nobody_uses_is_all(void **state)
 	(void)state;
 	assert_int_equal(ublk_disk_sync(5, false, NULL), 0);
 	assert_string_equal(log_text(), "/dev/null /dev/zero\n");
+	write_file("log", "");
+	without_proc = true;
+	assert_int_equal(ublk_disk_sync(5, false, NULL), 0);
+	assert_string_equal(log_text(), "/dev/null /dev/zero\n");
 }
 
-/* sync(1) waits for all disks, also for those that hang. */
+/* sync(2) waits for all disks, also for those that hang. */
 static void test_another_disk_that_takes_long_keeps_nothing_from_ours(void **state)
 {
 	(void)state;
@@ -274,7 +297,7 @@ static void test_nor_what_another_mount_hides(void **state)
 	assert_int_equal(ublk_disk_sync(5, true, NULL), -ETIME);
 }
 
-/* Then sync(1) is the only one who may have written it. */
+/* Then sync(2) is the only one who may have written it. */
 static void test_file_systems_that_are_not_seen_may_not_be_written(void **state)
 {
 	(void)state;
@@ -299,6 +322,31 @@ static void test_errors(void **state)
 	assert_string_equal(ublk_disk_loss(-ETIME), "the last writes may be lost");
 }
 
+/* What the process does. A partition may go at any time. */
+static void test_what_cannot_be_opened_is_no_lost_write(void **state)
+{
+	char file[128], pipe[128], none[128];
+	char *written[] = {file, none, NULL}, *missing[] = {none, file, NULL};
+	char *refused[] = {none, pipe, NULL}, *all[] = {NULL};
+	char option[] = UBLK_SYNC_FILE_SYSTEMS;
+	char *mounted[] = {option, directory, NULL}, *unmounted[] = {option, directory, none, NULL};
+
+	(void)state;
+	snprintf(file, sizeof file, "%s/all", directory);
+	snprintf(pipe, sizeof pipe, "%s/pipe", directory);
+	snprintf(none, sizeof none, "%s/none", directory);
+	assert_int_equal(mkfifo(pipe, 0600), 0);
+	assert_int_equal(ublk_sync_result(ublk_sync_for_parent(written)), 0);
+	assert_int_equal(ublk_sync_result(ublk_sync_for_parent(missing)), -ENXIO);
+	assert_true(ublk_disk_unsynced(-ENXIO));
+	/* fsync(2) fails with EINVAL. */
+	assert_int_equal(ublk_sync_result(ublk_sync_for_parent(refused)), -EIO);
+	assert_int_equal(ublk_sync_result(ublk_sync_for_parent(mounted)), 0);
+	assert_int_equal(ublk_sync_result(ublk_sync_for_parent(unmounted)), -ENXIO);
+	assert_int_equal(ublk_sync_for_parent(all), 0);
+	unlink(pipe);
+}
+
 static bool all_begins(void *opaque)
 {
 	(void)opaque;
@@ -320,7 +368,7 @@ static void test_an_error_stays_one_if_the_rest_is_given_up(void **state)
 	assert_int_equal(ublk_disk_sync(5, true, &until_all), -ECANCELED);
 }
 
-/* One flush that takes as long as sync(1), which is longer than the limit by this clock. */
+/* One flush that takes as long as the fsync(2), which is longer than the limit by this clock. */
 static void test_a_request_that_the_device_works_on_is_waited_for(void **state)
 {
 	(void)state;
@@ -372,6 +420,7 @@ int main(void)
 		cmocka_unit_test_setup(test_what_is_used_elsewhere_may_not_be_written, set_up),
 		cmocka_unit_test_setup(test_nor_what_another_mount_hides, set_up),
 		cmocka_unit_test_setup(test_errors, set_up),
+		cmocka_unit_test_setup(test_what_cannot_be_opened_is_no_lost_write, set_up),
 		cmocka_unit_test_setup(test_an_error_stays_one_if_the_rest_is_given_up, set_up),
 		cmocka_unit_test_setup(
 			test_a_request_that_the_device_works_on_is_waited_for, set_up),

@@ -89,3 +89,15 @@ def s3_volume(tmp_path: Path) -> list[str]:
 def nothing_left() -> Iterator[None]:
     yield
     assert leftovers() == []
+
+
+@pytest.fixture
+def small_run() -> Iterator[None]:
+    """The records have room for one."""
+    directory = Path("/run/userblk-ublk")
+    directory.mkdir(exist_ok=True)
+    run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", directory])
+    try:
+        yield
+    finally:
+        run(["umount", directory])

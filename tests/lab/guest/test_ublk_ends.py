@@ -107,7 +107,19 @@ def test_a_server_that_dies_while_its_disk_is_written_back(add: Add) -> None:
     assert kept
 
 
-def test_what_cannot_be_written_back_stays_unless_forced(add: Add, broken: tuple[str, Callable[[], None]]) -> None:
+@pytest.mark.parametrize("sync", ["of GNU", "of others"])
+def test_what_cannot_be_written_back_stays_unless_forced(
+    add: Add,
+    broken: tuple[str, Callable[[], None]],
+    sync: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There are sync(1)s that only call sync(2), which tells nothing."""
+    if sync == "of others":
+        (tmp_path / "sync").write_text("#!/bin/sh\nexit 0\n")
+        (tmp_path / "sync").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     device, break_it = broken
     disk = add("passthrough", f"file={device}")
     with dirty(disk):
@@ -126,6 +138,18 @@ def test_what_the_server_could_not_keep_is_told(add: Add, broken: tuple[str, Cal
         break_it()
         assert "its server could not keep" in ublk("delete", disk, expect=1)
     assert disks() == [] and not list(Path("/run/userblk-ublk").glob("*"))
+
+
+def test_it_is_told_where_there_is_no_room(small_run: None, add: Add, broken: tuple[str, Callable[[], None]]) -> None:
+    test_what_the_server_could_not_keep_is_told(add, broken)
+
+
+def test_a_server_that_cannot_be_seen_is_told(add: Add) -> None:
+    """Before Linux 6.16 its number may be that of no process, as here, or of another."""
+    disk = add("--flush=weak", "passthrough", f"file={NVME}")
+    output = run(["unshare", "--pid", "--fork", "--mount-proc", UBLK, "delete", disk], expect=1)
+    assert "removed, but its server cannot be seen from here" in output
+    assert disks() == []
 
 
 @pytest.fixture

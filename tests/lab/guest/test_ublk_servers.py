@@ -450,18 +450,6 @@ def first_sectors(*files: Path) -> list[bytes]:
     return [file.read_bytes()[:512] for file in files]
 
 
-@pytest.fixture
-def small_run() -> Iterator[None]:
-    """The records have room for one."""
-    directory = Path("/run/userblk-ublk")
-    directory.mkdir(exist_ok=True)
-    run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", directory])
-    try:
-        yield
-    finally:
-        run(["umount", directory])
-
-
 def test_a_replacement_that_is_not_recorded_leaves_the_old_one(small_run: None, add: Add, tmp_path: Path) -> None:
     """The next recovery would serve the old file, without what was written since."""
     old, new = tmp_path / "old", tmp_path / "new"
