@@ -185,3 +185,14 @@ bool caller_in_group(fuse_req_t req, gid_t group)
 		free(groups);
 	return found;
 }
+
+mode_t caller_file_mode(fuse_req_t req, int dir, mode_t mode)
+{
+	const mode_t both = S_ISGID | S_IXGRP;
+	struct stat st;
+
+	if ((mode & both) == both && fs.is_root && fuse_req_ctx(req)->uid != 0 &&
+		fstat(dir, &st) == 0 && (st.st_mode & S_ISGID) && !caller_in_group(req, st.st_gid))
+		mode &= ~(mode_t)S_ISGID;
+	return mode;
+}

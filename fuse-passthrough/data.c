@@ -292,6 +292,17 @@ struct capability {
 	ssize_t length;
 };
 
+/* Not the inode's lock, which lookups take: the source may take long to write. */
+static pthread_mutex_t capability_locks[] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
+	PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER};
+
+static pthread_mutex_t *capability_lock(const struct inode *inode)
+{
+	const size_t count = sizeof(capability_locks) / sizeof(*capability_locks);
+
+	return &capability_locks[(uintptr_t)inode / sizeof(*inode) % count];
+}
+
 /*
  * Any write to the source takes the file's capability away. What the kernel's cache holds was
  * written before it was set, or stored to a mapping, which natively takes nothing away: it is there
@@ -302,7 +313,7 @@ static bool begin_keeping(struct inode *inode, int fd, struct capability *capabi
 {
 	if (!atomic_load(&inode->capable))
 		return false;
-	inode_lock(inode);
+	pthread_mutex_lock(capability_lock(inode));
 	capability->length =
 		atomic_load(&inode->capable)
 			? fgetxattr(fd, CAPABILITY, capability->value, sizeof(capability->value))
@@ -314,16 +325,29 @@ static void end_keeping(struct inode *inode, int fd, const struct capability *ca
 {
 	if (capability->length > 0)
 		fsetxattr(fd, CAPABILITY, capability->value, (size_t)capability->length, 0);
-	inode_unlock(inode);
+	pthread_mutex_unlock(capability_lock(inode));
 }
 
 void lose_capability(struct inode *inode)
 {
 	if (!atomic_load(&inode->capable))
 		return;
-	inode_lock(inode);
+	pthread_mutex_lock(capability_lock(inode));
 	atomic_store(&inode->capable, false);
-	inode_unlock(inode);
+	pthread_mutex_unlock(capability_lock(inode));
+}
+
+void begin_capability(struct inode *inode)
+{
+	/* Before it has it, since what the cache holds may just arrive. */
+	atomic_store(&inode->capable, true);
+	/* Whoever keeps an older one must not put that back afterwards. */
+	pthread_mutex_lock(capability_lock(inode));
+}
+
+void end_capability(struct inode *inode)
+{
+	pthread_mutex_unlock(capability_lock(inode));
 }
 
 void fs_write_buf(fuse_req_t req, fuse_ino_t ino, struct fuse_bufvec *in, off_t offset,

@@ -181,6 +181,7 @@ static void fs_setxattr(
 {
 	struct inode *inode = inode_of(ino);
 	int fd = inode_get(inode), result;
+	bool gives;
 
 	if (fd < 0) {
 		session_reply_error(req, -fd);
@@ -188,11 +189,13 @@ static void fs_setxattr(
 	}
 	caller_keep_setid(); /* an ACL may change the mode */
 	result = check_changer(req, fd, name);
-	/* Before it has it, since what the cache holds may just arrive. */
-	if (result == 0 && fs.owns_all && strcmp(name, CAPABILITY) == 0)
-		atomic_store(&inode->capable, true);
+	gives = result == 0 && fs.owns_all && strcmp(name, CAPABILITY) == 0;
+	if (gives)
+		begin_capability(inode);
 	if (result == 0 && setxattr(fd_path(fd).path, name, value, size, flags) == -1)
 		result = -errno;
+	if (gives)
+		end_capability(inode);
 	if (result == 0 && strcmp(name, "system.posix_acl_access") == 0)
 		result = drop_setgid(req, fd);
 	inode_put(inode);

@@ -474,6 +474,7 @@ static int create_file(
 		flags |= O_CREAT | O_EXCL;
 	else
 		flags |= O_TMPFILE | (open_flags & O_EXCL); /* O_EXCL: never to get a name */
+	mode = caller_file_mode(req, dir, mode);
 	caller_begin(req, mode);
 	do
 		fd = openat(dir, name ? name : ".", flags, mode);

@@ -181,10 +181,10 @@ static bool close_fd_of(struct inode *inode)
 }
 
 /*
- * Closes up to wanted descriptors and returns how many. The list's lock is held,
- * and without it nothing sets closing.begun.
+ * Closes up to wanted descriptors, of at most so many inodes, and returns how many. The list's lock
+ * is held, and without it nothing sets closing.begun.
  */
-static uint32_t close_some(uint32_t wanted)
+static uint32_t close_some(uint32_t wanted, uint32_t steps)
 {
 	uint32_t done = 0;
 
@@ -193,7 +193,7 @@ static uint32_t close_some(uint32_t wanted)
 		closing.begun = true;
 		pthread_rwlock_unlock(&closing.lock);
 	}
-	for (uint32_t step = 0; step < wanted * SEARCH_STEPS && done < wanted; step++) {
+	for (uint32_t step = 0; step < steps && done < wanted; step++) {
 		if (open_fds.count == 0)
 			break;
 		if (open_fds.hand >= open_fds.count)
@@ -213,7 +213,7 @@ static void list_fd(struct inode *inode)
 		return;
 	pthread_mutex_lock(&open_fds.lock);
 	if (open_fds.count >= open_fds.limit)
-		close_some(1);
+		close_some(1, SEARCH_STEPS);
 	if (open_fds.count == open_fds.capacity) {
 		uint32_t capacity = open_fds.capacity ? 2 * open_fds.capacity : 1024;
 		struct inode **inodes = reallocarray(open_fds.inodes, capacity, sizeof(*inodes));
@@ -279,7 +279,8 @@ bool fds_freed(void)
 
 	if (error == EMFILE) {
 		pthread_mutex_lock(&open_fds.lock);
-		freed = close_some(EMERGENCY) > 0;
+		/* In the first round it may find that each has just been used. */
+		freed = close_some(EMERGENCY, 2 * open_fds.count) > 0;
 		pthread_mutex_unlock(&open_fds.lock);
 	}
 	errno = error;

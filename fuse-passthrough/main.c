@@ -350,12 +350,13 @@ static enum names names_of(unsigned long type)
  * The descriptor for a write for O_DIRECT, which waits for the device; -1 for all others, which end
  * in memory or need more than a write.
  */
-static int ring_write_fd(const struct fuse_file_info *fi, bool kill_setid)
+static int ring_write_fd(const struct fuse_file_info *fi, fuse_ino_t ino, bool kill_setid)
 {
 	int fd = data_fd(fi);
 	struct stat st;
 
-	if (fd == file_fd(fi) || appends(fi) || only_appends(fi) || kill_setid)
+	if (fd == file_fd(fi) || appends(fi) || only_appends(fi) || kill_setid ||
+		atomic_load(&inode_of(ino)->capable))
 		return -1;
 	/*
 	 * Then nobody has said whether these bits must go; or the ring takes the credentials that

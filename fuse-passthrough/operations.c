@@ -207,17 +207,17 @@ void take_back(struct inode *parent, const char *name, int flags, int fd)
 }
 
 /*
- * The entry of name, which was made if result is 0; otherwise that error. flags: to remove it. The
- * parent is in use.
+ * The entry of name, which was made if result is 0; otherwise that error. flags: to remove it; fd:
+ * what it is of, or -1. The parent is in use.
  */
-static int lookup_made(
-	fuse_ino_t parent, const char *name, int flags, int result, struct fuse_entry_param *entry)
+static int lookup_made(fuse_ino_t parent, const char *name, int flags, int fd, int result,
+	struct fuse_entry_param *entry)
 {
 	if (result == 0) {
 		result = lookup_name(inode_of(parent), name, entry);
 		/* It has gone: somebody else may have the name by now. */
 		if (result < 0 && result != -ENOENT)
-			take_back(inode_of(parent), name, flags, -1);
+			take_back(inode_of(parent), name, flags, fd);
 	}
 	return result;
 }
@@ -532,7 +532,7 @@ static void end_change(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 
 	result = result == -1 ? -errno : 0;
 	caller_end(req);
-	result = lookup_made(parent, name, flags, result, &entry);
+	result = lookup_made(parent, name, flags, -1, result, &entry);
 	inode_put(inode_of(parent));
 	reply_entry(req, result, &entry);
 }
@@ -544,7 +544,8 @@ static void fs_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t
 	if (dir < 0)
 		reply(req, dir);
 	else
-		end_change(req, parent, name, 0, mknodat(dir, name, mode, rdev));
+		end_change(req, parent, name, 0,
+			mknodat(dir, name, caller_file_mode(req, dir, mode), rdev));
 }
 
 static void fs_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
@@ -585,8 +586,8 @@ static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const
 	}
 	result = linkat(AT_FDCWD, fd_path(fd).path, dir, new_name, AT_SYMLINK_FOLLOW);
 	result = result == -1 ? -errno : 0;
+	result = lookup_made(new_parent, new_name, 0, fd, result, &entry);
 	inode_put(inode);
-	result = lookup_made(new_parent, new_name, 0, result, &entry);
 	inode_put(parent);
 	reply_entry(req, result, &entry);
 }

@@ -81,6 +81,12 @@ void caller_keep_setid(void);
  * False when they cannot be read.
  */
 bool caller_in_group(fuse_req_t req, gid_t group);
+/*
+ * The mode of a new file in dir. Before Linux 6.0, the kernel leaves it to the source to take the
+ * set-group-ID bit from programs of a group that the user is not in, and the source would look at
+ * the daemon's rights.
+ */
+mode_t caller_file_mode(fuse_req_t req, int dir, mode_t mode);
 
 /*
  * Finds name below parent and counts a lookup of it. Fills entry completely.
@@ -105,6 +111,9 @@ int clear_setid(fuse_req_t req, int fd);
 #define CAPABILITY "security.capability"
 /* Called before what takes it away from a file, so that nothing brings it back. */
 void lose_capability(struct inode *inode);
+/* Around the call that gives it to a file. */
+void begin_capability(struct inode *inode);
+void end_capability(struct inode *inode);
 
 /* The path of descriptor fd, for calls that take no O_PATH descriptor. */
 #define FD_PATHS "/proc/self/fd"

@@ -274,7 +274,8 @@ static bool start_write(struct entry *entry)
 		.writepage = (arg->write_flags & FUSE_WRITE_CACHE) != 0,
 	};
 	struct io_uring_sqe *sqe;
-	int fd = rings.files->write_fd(&fi, arg->write_flags & FUSE_WRITE_KILL_SUIDGID);
+	const struct fuse_in_header *in = (const void *)entry->header->in_out;
+	int fd = rings.files->write_fd(&fi, in->nodeid, arg->write_flags & FUSE_WRITE_KILL_SUIDGID);
 
 	if (fd == -1)
 		return false;

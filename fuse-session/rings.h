@@ -21,7 +21,7 @@
 struct rings_files {
 	int (*read_fd)(const struct fuse_file_info *fi);
 	/* -1: this write goes through libfuse. kill_setid: it takes set-id bits away. */
-	int (*write_fd)(const struct fuse_file_info *fi, bool kill_setid);
+	int (*write_fd)(const struct fuse_file_info *fi, fuse_ino_t ino, bool kill_setid);
 	int (*sync_fd)(const struct fuse_file_info *fi);
 	bool in_memory; /* they are: reads do not wait, so they are done at once */
 };

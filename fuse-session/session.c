@@ -195,8 +195,7 @@ int session_write_flags(const struct fuse_file_info *fi)
 
 bool session_direct_io(const struct fuse_file_info *fi)
 {
-	return (fi->flags & O_DIRECT) &&
-	       (!session.writeback || (fi->flags & O_ACCMODE) == O_RDONLY);
+	return (fi->flags & O_DIRECT) && !session.writeback;
 }
 
 ssize_t session_read(int fd, char *memory, size_t size, off_t offset, size_t length)

@@ -81,7 +81,8 @@ int session_write_flags(const struct fuse_file_info *fi);
 /*
  * Whether direct I/O of a file that is opened for it may go past the kernel's code for cached files
  * (FOPEN_DIRECT_IO), without which direct writes to one file wait for each other. With write-back,
- * the kernel alone knows when a file was modified, and notes it in that code only.
+ * the kernel alone knows when a file was modified and where it ends, and only that code looks:
+ * past it, a read of a hole behind which pages are dirty meets the end of the server's file.
  */
 bool session_direct_io(const struct fuse_file_info *fi);
 

@@ -196,6 +196,19 @@ def test_cached_tail_is_written_although_the_file_is_open_for_direct_io(fuse: Mo
     assert (fuse.source / "file").read_bytes() == b"a" * 4096 + b"tail of odd length"
 
 
+def test_a_direct_read_of_a_hole_is_not_the_end(fuse: Mount) -> None:
+    """The source ends there as long as what follows is in the kernel's cache."""
+    path = fuse.point / "file"
+    with path.open("w+b", buffering=0) as writer, aligned(bytes(4096)) as memory:
+        assert os.pwrite(writer.fileno(), b"x" * 4096, MIB) == 4096
+        reader = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            assert os.preadv(reader, [memory], 8192) == 4096 and memory[:] == bytes(4096)
+            assert os.preadv(reader, [memory], MIB) == 4096 and memory[:] == b"x" * 4096
+        finally:
+            os.close(reader)
+
+
 def test_direct_flag_can_be_turned_off(fuse: Mount) -> None:
     if fuse.status["passthrough"] == "on":
         pytest.skip("kernel: passthrough keeps the flags of open(2)")

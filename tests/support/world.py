@@ -163,7 +163,6 @@ class World:
         return fcntl.fcntl(self._file(slot), fcntl.F_GETFL)
 
     def read(self, slot: int, size: int) -> str:
-        self._settle_size(slot)
         with _memory(bytes(size)) as memory:
             return runs(memory[: os.readv(self._file(slot), [memory])])
 
@@ -191,7 +190,6 @@ class World:
             fcntl.ioctl(file, FS_IOC_SETFLAGS, flags.to_bytes(8, "little"))
 
     def pread(self, slot: int, size: int, offset: int) -> str:
-        self._settle_size(slot)
         with _memory(bytes(size)) as memory:
             return runs(memory[: os.preadv(self._file(slot), [memory], offset)])
 
@@ -228,14 +226,6 @@ class World:
     def _refuse_direct(self, *slots: int) -> None:
         if any(self.get_flags(slot) & os.O_DIRECT for slot in slots):
             raise OSError(errno.EINVAL, "which copies have to be aligned is a matter of the file system")
-
-    def _settle_size(self, slot: int) -> None:
-        """
-        Before a direct read. With write-back the kernel writes only the pages of its range, so that a server whose
-        file ends before them finds the end where there is a hole.
-        """
-        if self.get_flags(slot) & os.O_DIRECT:
-            os.fsync(self._file(slot))
 
     def _refuse_limited(self, slot: int) -> None:
         """With kernel passthrough, the kernel takes the capability of the file away before it looks at the limit."""
