@@ -341,7 +341,7 @@ void begin_capability(struct inode *inode)
 {
 	/* Before it has it, since what the cache holds may just arrive. */
 	atomic_store(&inode->capable, true);
-	/* Whoever keeps an older one must not put that back afterwards. */
+	/* A write that keeps an older one must not put that back afterwards. */
 	pthread_mutex_lock(capability_lock(inode));
 }
 

@@ -482,7 +482,8 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	bool asked = ublk_ending_wait(&ending);
 	int claim = -1, released = asked ? ublk_ending_release(&ending, &claim) : 0;
 
-	/* Who stopped the disk has written it back, but what the disk refused is told only once. */
+	/* The program that stopped the disk has written it back. The kernel reports only once what
+	 * the disk refused. */
 	if (ending.gone && released != -EIO)
 		released = 0;
 	if (released < 0)

@@ -133,7 +133,8 @@ static int compare_numbers(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Numbers of all disks, ascending; the caller frees. complete: or why not is told. */
+/* Numbers of all disks, ascending; the caller frees. complete: false after an error
+ * message. */
 static uint32_t *find_disks(size_t *count, bool *complete)
 {
 	DIR *directory = opendir(CHAR_DEVICES);
