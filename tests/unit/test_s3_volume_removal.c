@@ -301,8 +301,10 @@ static void test_deletion_of_the_volume_that_was_seen(void **state)
 	device_close(&a);
 	open_volume(&a);
 	device_close(&a);
-	assert_int_equal(remove_volume(&c, &removal), 0);
-	assert_int_equal(fake_store_object("/super", NULL, 0), SIZE_MAX);
+	assert_int_equal(remove_volume(&c, &removal), -EBUSY);
+	assert_holds(c.reported.error, "a server has opened it since the deletion did");
+	open_volume(&a);
+	device_close(&a);
 	fake_store_reset();
 }
 
@@ -322,6 +324,35 @@ static void close_for_deletion(struct device *d)
 static int delete_closed(struct device *d)
 {
 	return remove_volume(d, &of_closed);
+}
+
+/* A server opens the volume while the deletion has it open, which then finds a later fence. */
+static void test_deletion_that_was_fenced_before_it_closed(void **state)
+{
+	struct s3_removal removal = {.only = true};
+	struct device a, b, c;
+	uint8_t block[BLOCK];
+
+	(void)state;
+	create_with_a_write(&a);
+	device_close(&a);
+	open_volume(&a);
+	assert_int_equal(s3_volume_may_remove(volume_of(&a), &removal), 0);
+	volume_of(&a)->before_change_opaque = &removal;
+	volume_of(&a)->when_closed = s3_volume_note_end;
+	open_volume(&b);
+	assert_int_equal(write_block(&b, 0, 9), 0);
+	device_close(&a);
+	assert_int_equal(removal.end, 0);
+	assert_int_equal(remove_volume(&c, &removal), -EBUSY);
+	assert_holds(c.reported.error, "a server has opened it since the deletion did");
+	assert_int_equal(write_block(&b, 1, 8), 0);
+	device_close(&b);
+	open_volume(&b);
+	assert_int_equal(device_read(&b, block, BLOCK, 0), 0);
+	assert_int_equal(block[0], 9);
+	device_close(&b);
+	fake_store_reset();
 }
 
 /* A server opens the volume before a request of the deletion, and acknowledges what it writes. */
@@ -469,6 +500,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_a_super_object),
 		cmocka_unit_test(test_a_deletion_whose_copy_goes),
 		cmocka_unit_test(test_deletion_of_the_volume_that_was_seen),
+		cmocka_unit_test(test_deletion_that_was_fenced_before_it_closed),
 		cmocka_unit_test(test_deletion_of_a_volume_that_is_opened_meanwhile),
 		cmocka_unit_test(test_remains_of_a_server_that_came_too_late),
 		cmocka_unit_test(test_deletion_of_what_was_put_back),

@@ -127,6 +127,14 @@ void s3_volume_note_end(struct s3_volume *v, void *opaque)
 	removal->epoch = v->epoch;
 }
 
+static int refuse_opened(struct s3_volume *v)
+{
+	return s3_volume_refuse(v, -EBUSY,
+		"volume=%s: a server has opened it since the deletion did; stop that server, and "
+		"delete the volume again",
+		v->name);
+}
+
 /*
  * Has nobody opened the volume since the deletion closed it? Otherwise a fence stands behind the
  * end of the log, for fences are not collected. What a writer that had been fenced before left
@@ -149,10 +157,7 @@ static int check_closed(struct s3_volume *v, const struct s3_removal *removal)
 	free(data);
 	if (check == S3_OTHER_VOLUME || (check == S3_GOOD && header.epoch < removal->epoch))
 		return 0;
-	return s3_volume_refuse(v, -EBUSY,
-		"volume=%s: a server has opened it since the deletion closed it; stop that server, "
-		"and delete the volume again",
-		v->name);
+	return refuse_opened(v);
 }
 
 /* For a deletion that may only finish another one. */
@@ -375,6 +380,11 @@ static int unmake(struct s3_volume *v, struct s3_removal *removal)
 			return refuse_deleted(v);
 		removal->unseen = true;
 		return refuse_unseen(v);
+	}
+	/* The deletion has opened it, but was fenced before it could close it. */
+	if (removal->only && !removal->end && v->super.layout == S3_LAYOUT_LOG) {
+		free(data);
+		return refuse_opened(v);
 	}
 	r = walk(v, "snap/", meet_clone, &c);
 	if (r == 0)

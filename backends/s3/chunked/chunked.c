@@ -326,6 +326,13 @@ static int claim(struct s3_direct *d)
 		if (check != S3_GOOD)
 			return s3_volume_refuse(v, -EINVAL, "volume=%s: %s %s", v->name,
 				d->super_key, s3_check_text(check));
+		if (memcmp(super.uuid, v->super.uuid, S3_UUID) != 0) {
+			s3_super_free(&super);
+			return s3_volume_refuse(v, -EIO,
+				"volume=%s: was deleted, and created again, while it was opened; "
+				"open it again",
+				v->name);
+		}
 		memcpy(etag, req.etag, sizeof etag);
 		v->epoch = ++super.epoch;
 		s3_super_encode(&super, &out);

@@ -146,7 +146,9 @@ static int start_threads(struct s3_volume *v)
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	pthread_mutex_lock(&v->starting);
 	pthread_mutex_lock(&v->lock);
-	if (!v->started) {
+	if (v->stopping) {
+		r = ESHUTDOWN;
+	} else if (!v->started) {
 		s3_space_begin(v);
 		r = make_threads(v);
 		if (r == 0)
@@ -163,6 +165,12 @@ static void stop_threads(struct s3_volume *v)
 {
 	uint64_t seq;
 
+	/* A command may just be about to start them: from here on it cannot. */
+	pthread_mutex_lock(&v->starting);
+	pthread_mutex_lock(&v->lock);
+	v->stopping = !v->started;
+	pthread_mutex_unlock(&v->lock);
+	pthread_mutex_unlock(&v->starting);
 	if (!v->started)
 		return;
 	/* Nothing can be saved now, so requests under way are not waited for either. */
