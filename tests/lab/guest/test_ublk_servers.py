@@ -569,7 +569,7 @@ def test_a_process_with_the_number_of_the_server_lives(add: Add) -> None:
             assert f"process {other.pid}" in output and "its container" in output
             assert other.poll() is None and info(disk)["state"] == "live"
             began = time.monotonic()
-            ublk("delete", disk)
+            assert "removed, but its server cannot be seen" in ublk("delete", disk, expect=1)
             assert time.monotonic() - began < 30, "waited for the end of the other process"
             assert container.wait(LIMIT) == 0
         finally:
