@@ -543,15 +543,6 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	r = open_device(&s, params, 0, 0);
 	if (r)
 		return r;
-	if (dev->info.size < dev->info.block_size || dev->info.size < 1u << SECTOR_SHIFT) {
-		backend_error(&host,
-			"the device has %" PRIu64 " bytes; a disk needs a block of %" PRIu32,
-			dev->info.size,
-			dev->info.block_size < 1u << SECTOR_SHIFT ? 1u << SECTOR_SHIFT
-								  : dev->info.block_size);
-		backend_close(dev->device);
-		return EXIT_USAGE;
-	}
 	dev->mode = o->mode;
 	dev->weak_flush = o->flush == UBLK_FLUSH_WEAK;
 	dev->mapped = o->mode == UBLK_MODE_URING && can_map(dev->device, &dev->info, &alignment);
@@ -576,6 +567,12 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 			"the device's blocks have %" PRIu32
 			" bytes; ublk takes at most 4096: use direct=off",
 			dev->info.block_size);
+		backend_close(dev->device);
+		return EXIT_USAGE;
+	}
+	if (sent.basic.dev_sectors == 0) {
+		backend_error(&host, "the device has %" PRIu64 " bytes; a disk needs a block of %u",
+			dev->info.size, 1u << sent.basic.logical_bs_shift);
 		backend_close(dev->device);
 		return EXIT_USAGE;
 	}
