@@ -99,6 +99,9 @@ extern struct plan plan;
 /* ---- open.c ---- */
 /* Opens the device of a life, for role; snapshot: to be served, or NULL. 0 or negative errno. */
 int life_open(struct life *l, const char *snapshot, bool create, struct backend **out);
+struct s3_removal;
+/* Its device is opened by a deletion, which learns where the log ends, as userblk-s3 does. */
+void life_notes_end(struct life *l, struct s3_removal *removal);
 /* Reads all of a device into out, one entry for each of n sectors. 0 or negative errno. */
 int read_all(struct backend *b, uint32_t *out, uint32_t n, const char *where);
 uint32_t device_sectors(struct backend *b);

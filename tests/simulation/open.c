@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backends/params.h"
+#include "backends/s3/admin/delete.h"
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/snapshot.h"
@@ -250,6 +251,14 @@ int life_open(struct life *l, const char *snapshot, bool create, struct backend 
 	if (r == -EACCES && !may_fail(l))
 		sim_fail("key", "%s cannot be opened with any key that it was given", v->name);
 	return r;
+}
+
+void life_notes_end(struct life *l, struct s3_removal *removal)
+{
+	struct s3_volume *open = (struct s3_volume *)l->device;
+
+	open->before_change_opaque = removal;
+	open->when_closed = s3_volume_note_end;
 }
 
 uint32_t device_sectors(struct backend *b)

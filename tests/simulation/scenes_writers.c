@@ -357,6 +357,7 @@ void meet_new_name(void)
 		*x = (struct remover){.life = scene_newcomer(), .removal = {.only = true}};
 		scene_open(x->life, false);
 		s3_volume_may_remove((struct s3_volume *)x->life->device, &x->removal);
+		life_notes_end(x->life, &x->removal);
 		scene_end(x->life);
 	}
 	only_new = true;

@@ -219,7 +219,6 @@ static void live_as_remover(struct life *l)
 	struct s3_removal removal = {0};
 	struct backend_host host;
 	struct volume *v = l->volume;
-	struct s3_volume *open;
 	int r;
 
 	l->writer_number = ++v->writers;
@@ -228,10 +227,7 @@ static void live_as_remover(struct life *l)
 	if (r)
 		return;
 	host = l->device->host;
-	/* As userblk-s3 does. */
-	open = (struct s3_volume *)l->device;
-	open->before_change_opaque = &removal;
-	open->when_closed = s3_volume_note_end;
+	life_notes_end(l, &removal);
 	backend_close(l->device);
 	r = s3_volume_remove(params_config(l->params), &host, &removal);
 	sim_trace("remove %s: %s", v->name, r ? strerror(-r) : "ok");
@@ -450,6 +446,7 @@ static void meet_odd_store(void)
 	int r;
 
 	store_calm();
+	sim_files_fail(0, 0);
 	store_ignores(if_none_match, if_match);
 	r = life_open(&l, NULL, true, &l.device);
 	if (r != -EOPNOTSUPP)

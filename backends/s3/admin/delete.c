@@ -130,8 +130,8 @@ void s3_volume_note_end(struct s3_volume *v, void *opaque)
 static int refuse_opened(struct s3_volume *v)
 {
 	return s3_volume_refuse(v, -EBUSY,
-		"volume=%s: a server has opened it since the deletion did; stop that server, and "
-		"delete the volume again",
+		"volume=%s: another process has opened it since the deletion did; stop its "
+		"server, and delete the volume again",
 		v->name);
 }
 
@@ -259,10 +259,8 @@ static int check_super(struct s3_volume *v)
 {
 	int r = look_at_copy(v, S3_NAME_SUPER);
 
-	if (r == -ESTALE) {
-		delete_name(v, S3_NAME_DELETED);
+	if (r == -ESTALE)
 		return refuse_deleted(v);
-	}
 	return r == -ENOENT ? 0 : r;
 }
 
@@ -273,11 +271,13 @@ static int refuse_unseen(struct s3_volume *v)
 		v->name);
 }
 
-/* From a copy back to a volume. */
+/*
+ * From a copy back to a volume. The copy stays for the garbage collection, as with every refusal:
+ * another deletion may rely on it by the time that its DELETE arrives.
+ */
 static void remake(struct s3_volume *v, const void *data, size_t length)
 {
-	if (put_copy(v, S3_NAME_SUPER, data, length) == 0)
-		delete_name(v, S3_NAME_DELETED);
+	put_copy(v, S3_NAME_SUPER, data, length);
 }
 
 static int meet_remains(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
@@ -394,8 +394,8 @@ static int unmake(struct s3_volume *v, struct s3_removal *removal)
 	/* The time of the copy is the store's. */
 	if (r == 0)
 		r = learn_time(v, &c);
-	if (r == 0 && (r = check_unused(v, removal, &c)) == -EBUSY)
-		delete_name(v, S3_NAME_DELETED);
+	if (r == 0)
+		r = check_unused(v, removal, &c);
 	if (r == 0)
 		r = delete_name(v, S3_NAME_SUPER);
 	/*
@@ -444,11 +444,8 @@ static int check_name(struct s3_volume *v)
 			"volume=%s: another process has put it back, because it has clones or is "
 			"being changed; try again",
 			v->name);
-	if (r == -ESTALE) {
-		if (look_at_copy(v, S3_NAME_DELETED) == 0)
-			delete_name(v, S3_NAME_DELETED);
+	if (r == -ESTALE)
 		return refuse_deleted(v);
-	}
 	if (r != -ENOENT)
 		return r;
 	/* Another deletion has ended: what is there now may be of a volume whose super object we
