@@ -15,7 +15,7 @@ from . import CACHE, CHECKOUT, LabError
 from .rootfs import Tree, digest, locked, make_ext4
 
 # What of the checkout runs in a guest, beside build/RELEASE.
-PARTS = ("Makefile", "bin", "python", "harness", "analysis", "configs", "lab")
+PARTS = ("Makefile", "bin", "python", "harness", "programs", "analysis", "configs", "lab")
 # Not in an image: of the checkout, what Python writes beside its files; of a build, what is no program of it.
 CACHES_LEFT_OUT = ("__pycache__",)
 SUFFIXES_LEFT_OUT = (".o", ".d", ".ninja", ".p")

@@ -34,7 +34,7 @@ from .base import OF_APPLICATIONS, Run, sizes_of, with_fixed_values
 from .flow import CREATE_LIMIT, Flow, prepare_by
 
 UNPACK, BUILD = "unpack", "build"
-ROOMS = ("analysis", "configs", "harness", "lab")  # which the lab's guests have in virtual time, too
+ROOMS = ("analysis", "configs", "harness", "lab", "programs")  # which the lab's guests have in virtual time, too
 SUFFIXES = {".c", ".h", ".py", ".md", ".toml", ".csv", ".build", ".f", ".1", ".8", ".sh", ".mk"}
 BUILT = "harness/flow"  # whose program needs the C library only
 PROGRAM = "userblk-flow"
