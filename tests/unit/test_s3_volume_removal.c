@@ -392,6 +392,33 @@ static int try_in_job(struct device *d)
 	return device_try(d, &s3_backend, 0, COMMON);
 }
 
+/* The super object that an open raises the epoch in is another volume's by then. */
+static void test_a_chunked_volume_that_is_made_anew_during_its_open(void **state)
+{
+	static const char direct[] = COMMON "create=on;size=64M;layout=direct;batch-size=1M";
+	struct device a, b;
+	struct job late;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&a, &s3_backend, direct);
+	device_close(&a);
+	fake_store_hold_answers(S3_DELETE, "/probe/", false);
+	start_job(&late, &a, try_in_job);
+	fake_store_wait_held(S3_DELETE, "/probe/");
+	assert_int_equal(delete_volume(&b), 0);
+	device_open(&b, &s3_backend, direct);
+	assert_int_equal(write_block(&b, 0, 2), 0);
+	fake_store_release(S3_DELETE, "/probe/");
+	assert_int_equal(end_job(&late), -EIO);
+	assert_holds(a.reported.error, "was deleted, and created again, while it was opened");
+	/* Its server is still the one that has it. */
+	assert_int_equal(write_block(&b, 0, 3), 0);
+	device_close(&b);
+	assert_string_equal(b.reported.error, "");
+	fake_store_reset();
+}
+
 /*
  * One whose fence comes when the super object is gone acknowledges nothing, and what it has stored
  * can be deleted.
@@ -501,6 +528,7 @@ int main(void)
 		cmocka_unit_test(test_deletion_of_the_volume_that_was_seen),
 		cmocka_unit_test(test_deletion_that_was_fenced_before_it_closed),
 		cmocka_unit_test(test_deletion_of_a_volume_that_is_opened_meanwhile),
+		cmocka_unit_test(test_a_chunked_volume_that_is_made_anew_during_its_open),
 		cmocka_unit_test(test_remains_of_a_server_that_came_too_late),
 		cmocka_unit_test(test_deletion_of_what_was_put_back),
 		cmocka_unit_test(test_a_deleted_volume_deletes_nothing),
