@@ -30,6 +30,7 @@ class Answer:
     files: dict[int, int] = field(default_factory=dict)  # its slots, as the view shows them
     used: list[str] = field(default_factory=list)
     stored: set[int] = field(default_factory=set)
+    kept: bool = False
 
 
 @dataclass
@@ -57,6 +58,7 @@ def serve(pipe: Connection) -> None:
         else:
             answer.value = world.do(argument)
         answer.files, answer.used, answer.stored = world.files, world.used_slots(), world.stored
+        answer.kept = world.kept
         pipe.send(answer)
 
 
@@ -177,9 +179,12 @@ class Processes:
         # of modification, which it may have done before the data.
         if self.last[0] == "remount":
             return []
-        # It does not see chattr(1), and takes the removal of an ACL that is not there for a change.
+        # It does not see chattr(1), and takes for a change the removal of an ACL that is not there, and an attribute's
+        # value that it has.
         unseen = (
-            self.last[0] == "write_while_it_may_only_grow" or self.last[0] == "removexattr" and "acl" in self.last[2]
+            self.last[0] == "write_while_it_may_only_grow"
+            or (self.last[0] == "removexattr" and "acl" in self.last[2])
+            or self.processes[self.by].last.kept
         )
         return [modified] if unseen else [changed, modified]
 

@@ -79,6 +79,7 @@ class World:
         self.maps: dict[int, Mapped] = {}
         self.used: set[int] = set()  # descriptors
         self.stored: set[int] = set()  # inodes, by mappings
+        self.kept = False  # an attribute got the value that it may have had
         self.uid = 0
         self.groups: list[int] = []
         self.umask_bits = 0o022
@@ -87,6 +88,7 @@ class World:
     def do(self, call: Call) -> Any:
         """What the call answers: a value, or the name of its error."""
         self.used.clear()
+        self.kept = False
         os.chdir(self.root)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         mask = os.umask(self.umask_bits)
@@ -390,6 +392,12 @@ class World:
         os.utime(name)
 
     def setxattr(self, name: str, attribute: str, value: bytes, flags: int) -> None:
+        try:
+            self.kept = os.getxattr(name, attribute) == value
+        except PermissionError:
+            self.kept = True
+        except OSError:
+            pass
         os.setxattr(name, attribute, value, flags)
 
     def getxattr(self, name: str, attribute: str) -> bytes:
