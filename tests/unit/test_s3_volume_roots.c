@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "backends/s3/base/clock.h"
+#include "backends/s3/keeper/snapshot.h"
 #include "tests/unit/s3_fake_store.h"
 #include "tests/unit/s3_mib_volume.h"
 #include "tests/unit/s3_volume_device.h"
@@ -170,6 +171,65 @@ static void test_deaths_are_covered_once(void **state)
 	fake_store_reset();
 }
 
+/* A volume with a snapshot and two regions of the map that have changed since. */
+static void open_with_snapshot(struct device *d)
+{
+	uint8_t block[4096] = {1};
+
+	fake_store_reset();
+	device_open(d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=32G");
+	for (unsigned i = 0; i < 2; i++) {
+		for (uint64_t region = 0; region < 2; region++)
+			assert_int_equal(device_write(d, block, sizeof block,
+						 region * 16384 * MIB + i * sizeof block, 0),
+				0);
+		if (i == 0)
+			assert_int_equal(s3_snapshot_create(volume_of(d), "s"), 0);
+	}
+	assert_int_equal(backend_flush(d->backend), 0);
+}
+
+/* A full store has no room for all of the map: nothing has changed, and what died is freed. */
+static void test_a_snapshot_deletion_without_room(void **state)
+{
+	struct device d;
+	uint64_t light;
+
+	(void)state;
+	open_with_snapshot(&d);
+	fake_store_fail(S3_PUT, "/0002", -ENOSPC, 1000000);
+	assert_int_equal(s3_snapshot_delete(volume_of(&d), "s"), -ENOSPC);
+	assert_holds(d.reported.error, "is full; free space, or add some");
+	assert_int_equal(fake_store_requests(S3_DELETE, "/0002"), 1);
+	light = device_counter(&d, "light_roots");
+	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(try_checkpoint(&d), 0);
+	assert_true(device_counter(&d, "light_roots") > light);
+	fake_store_fail(S3_PUT, "/0002", 0, 0);
+	wait_full(&d, false);
+	assert_int_equal(s3_snapshot_delete(volume_of(&d), "s"), 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A snapshot that a store has no room for takes none. */
+static void test_a_snapshot_without_room(void **state)
+{
+	struct device d;
+
+	(void)state;
+	open_with_snapshot(&d);
+	fake_store_fail(S3_PUT, "/0002", -ENOSPC, 1);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), -ENOSPC);
+	assert_int_equal(fake_store_requests(S3_DELETE, "/0002"), 1);
+	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
+	device_close(&d);
+	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+	device_close(&d);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -179,6 +239,8 @@ int main(void)
 		cmocka_unit_test(test_roots_while_the_log_is_refused),
 		cmocka_unit_test(test_deaths_beside_deletions),
 		cmocka_unit_test(test_deaths_are_covered_once),
+		cmocka_unit_test(test_a_snapshot_deletion_without_room),
+		cmocka_unit_test(test_a_snapshot_without_room),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

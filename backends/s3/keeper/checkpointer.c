@@ -104,8 +104,8 @@ static int capture(struct s3_volume *v, struct checkpoint *c)
 	/* In a full store the smaller one has to do. */
 	if (atomic_load(&v->refused) != -ENOSPC && worth < c->log_bytes / FULL_SHARE)
 		worth = c->log_bytes / FULL_SHARE;
-	c->full = c->step || v->full_wanted || c->unknown || v->n_summaries >= MAX_SUMMARIES ||
-		  price <= worth;
+	c->full = c->step || v->full_wanted || c->unknown || price <= worth ||
+		  (v->n_summaries >= MAX_SUMMARIES && atomic_load(&v->refused) != -ENOSPC);
 	if (!c->full)
 		return 0;
 
@@ -181,6 +181,28 @@ static int store_regions(struct s3_volume *v, struct checkpoint *c)
 		r = store_region(v, c, c->dirty[dirty++]);
 	}
 	return r;
+}
+
+/*
+ * Gives back what a root in a full store was to name, which only another full root would do. The
+ * next root has another number, so that a late DELETE meets nothing.
+ */
+static void delete_regions(struct s3_volume *v, const struct checkpoint *c)
+{
+	struct s3_request req;
+	int r = 0;
+
+	v->root_in_doubt = true;
+	for (uint32_t i = 0; r == 0 && i < c->n_regions; i++) {
+		struct s3_name name = {
+			.kind = S3_NAME_REGION, .number = c->seq, .region = c->regions[i].region};
+		char key[S3_KEY_MAX + 1];
+
+		if (c->regions[i].seq != c->seq)
+			continue;
+		s3_volume_key(v, &name, key);
+		r = s3_volume_delete(v, key, &req);
+	}
 }
 
 void s3_owed_drop(struct s3_volume *v)
@@ -355,6 +377,8 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 		root.table = c->table.data;
 		root.table_bytes = c->table.length;
 		r = store_root(v, &root, c->step);
+	} else if (r == -ENOSPC) {
+		delete_regions(v, c);
 	}
 	end_capture(v, r == 0);
 	if (r)
@@ -454,7 +478,7 @@ static int make_root(struct s3_volume *v, const struct s3_checkpoint_step *step)
 		end_capture(v, false);
 	if (r) {
 		/* What a step has changed only a full root holds. */
-		v->full_wanted |= c.unknown || (step && !step->creates);
+		v->full_wanted |= c.unknown || (step && step->change && !step->creates);
 	} else {
 		committed(v, c.seq);
 		if (atomic_load(&v->marked))

@@ -21,7 +21,7 @@ void s3_prune_free(struct s3_volume *v);
 
 /* What else a full checkpoint does. */
 struct s3_checkpoint_step {
-	/* Writes pause: changes what the checkpoint will hold. */
+	/* Writes pause: changes what the checkpoint will hold. May be NULL. */
 	int (*change)(void *opaque, struct s3_volume *v, uint64_t seq);
 	/* The root, as encoded, is about to be stored; everything it names is. May be NULL. */
 	int (*root)(void *opaque, struct s3_volume *v, const void *data, size_t length);

@@ -375,6 +375,18 @@ static int drop(void *opaque, struct s3_volume *v, uint64_t seq)
 	return s3_snapshot_drop(v, snapshot->seq, seq);
 }
 
+/*
+ * Stores the map, so that the root without the snapshot takes little: if a full store has no room
+ * for it, nothing was changed, and light roots go on.
+ */
+static int store_map(struct s3_volume *v, const char *name)
+{
+	const struct s3_checkpoint_step step = {0};
+	int r = s3_checkpoint_with(v, &step);
+
+	return r == -ENOSPC ? refuse_full(v, name) : r;
+}
+
 static int delete (struct s3_volume *v, void *opaque)
 {
 	const char *name = opaque;
@@ -386,7 +398,7 @@ static int delete (struct s3_volume *v, void *opaque)
 
 	if (!s3_snapshot_find(v, name, &snapshot))
 		return s3_snapshot_refuse_unknown(v, name);
-	r = settle(v);
+	r = store_map(v, name);
 	if (r == 0)
 		r = s3_snapshot_keep_older_out(v);
 	if (r == 0)
