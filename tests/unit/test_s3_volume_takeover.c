@@ -36,10 +36,12 @@ static void test_takeover_beside_a_resize(void **state)
 	crash(&b);
 	/* A size that is stored after it has looked is not acknowledged. */
 	create_with_a_write(&a);
-	start_held_job(&job, &a, grow, S3_PUT, "/super");
+	fake_store_hold_answers(S3_GET, "/super", false);
+	start_job(&job, &a, grow);
+	fake_store_wait_held(S3_GET, "/super");
 	open_volume(&b);
 	assert_int_equal(b.backend->size, 64 << 20);
-	fake_store_release(S3_PUT, NULL);
+	fake_store_release(S3_GET, NULL);
 	assert_int_equal(end_job(&job), -EIO);
 	crash(&b);
 	crash(&a);

@@ -224,8 +224,8 @@ static void put_back(const char *path, uint8_t *data)
 }
 
 /*
- * A server is named in the super object after another one, without a log, has taken the volume over
- * and closed it: it is refused, and its log holds nothing that later ones lack.
+ * A server wants to be named in the super object after another one, without a log, has taken the
+ * volume over and closed it: it is refused, and its log holds nothing that later ones lack.
  */
 static void test_named_after_a_takeover(void **state)
 {
@@ -236,16 +236,47 @@ static void test_named_after_a_takeover(void **state)
 	create(&d, late.path, "");
 	change(&d, 0, MIB, 1);
 	device_close(&d);
-	fake_store_hold(S3_PUT, "/v/super");
+	/* Its fence; then it reads the super object again, to be named. */
+	fake_store_hold_answers(S3_PUT, "/log/04/", false);
 	assert_int_equal(pthread_create(&late.thread, NULL, open_it, &late), 0);
-	fake_store_wait_held(S3_PUT, "/v/super");
+	fake_store_wait_held(S3_PUT, "/log/04/");
+	fake_store_hold_answers(S3_GET, "/v/super", false);
+	fake_store_release(S3_PUT, "/log/04/");
+	fake_store_wait_held(S3_GET, "/v/super");
 	reopen(&d, NULL, "");
 	change(&d, MIB, MIB, 2);
 	device_close(&d);
-	fake_store_release(S3_PUT, NULL);
+	fake_store_release(S3_GET, NULL);
 	pthread_join(late.thread, NULL);
 	assert_int_equal(late.result, -EIO);
 	reopen_and_check(late.path, "");
+}
+
+/* The name of a server that was never open arrives when others have the volume without its log. */
+static void test_a_name_that_arrives_for_nobody(void **state)
+{
+	const char *path = new_path();
+	struct device d, late;
+
+	(void)state;
+	for (unsigned failed = 0; failed < 2; failed++) {
+		create(&d, path, "");
+		change(&d, 0, MIB, 1);
+		device_close(&d);
+		fake_store_fail_late("/v/super", -EIO);
+		assert_int_equal(attempt(&late, "v", path, ""), -EIO);
+		/* Its fence is 4. One that is killed stores no end. */
+		if (!failed)
+			fake_store_set("userblk/v/log/05/0000000000000005", NULL, 0);
+		reopen(&d, NULL, "");
+		change(&d, MIB, MIB, 2);
+		fake_store_arrive();
+		device_close(&d);
+		reopen(&d, NULL, "");
+		holds_model(&d);
+		device_close(&d);
+		fake_store_reset();
+	}
 }
 
 /* Two servers are killed when they have asked to be named, and only the first is, in the end. */
@@ -616,6 +647,7 @@ int main(void)
 		cmocka_unit_test(test_a_cache_file_beside_a_replay),
 		cmocka_unit_test(test_a_name_that_arrives_late),
 		cmocka_unit_test(test_named_after_a_takeover),
+		cmocka_unit_test(test_a_name_that_arrives_for_nobody),
 		cmocka_unit_test(test_the_first_of_two_names_arrives),
 		cmocka_unit_test(test_given_up_while_it_is_opened),
 		cmocka_unit_test(test_a_torn_tail_is_cut_off),

@@ -84,15 +84,20 @@ int s3_writeback_check(struct s3_volume *v, const struct s3_chain *chain)
 
 /* ---- open and close ----------------------------------------------------------------------- */
 
-/* Names the writer (NULL: none) whose log may hold what the store lacks. */
+struct mark {
+	uint8_t writer[S3_UUID];
+	bool anew; /* the object is stored although it names that one already */
+};
+
+/* Names the writer whose log may hold what the store lacks. */
 static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super)
 {
-	const uint8_t *mark = opaque;
+	const struct mark *mark = opaque;
 
 	/* As it is behind our fence: it may have been resized since it was read first. */
 	v->super.blocks = super->blocks;
-	if (memcmp(super->write_back, mark, S3_UUID) == 0)
-		return 0;
+	if (memcmp(super->write_back, mark->writer, S3_UUID) == 0)
+		return mark->anew && super->epoch < v->epoch;
 	/* Ours may be there although the request had no answer. */
 	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0 &&
 		memcmp(super->write_back, v->instance, S3_UUID) != 0)
@@ -100,20 +105,25 @@ static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super
 			"volume=%s: another writer opened or closed it meanwhile; stop that one, "
 			"and start again",
 			v->name);
-	memcpy(super->write_back, mark, S3_UUID);
+	memcpy(super->write_back, mark->writer, S3_UUID);
 	return 1;
 }
 
-static int set_mark(struct s3_volume *v, const uint8_t *mark)
+static int set_mark_as(struct s3_volume *v, const uint8_t *writer, bool anew)
 {
-	uint8_t copy[S3_UUID];
+	struct mark mark = {.anew = anew};
 	int r;
 
-	memcpy(copy, mark, S3_UUID);
-	r = s3_volume_change_super(v, change_mark, copy, NULL);
+	memcpy(mark.writer, writer, S3_UUID);
+	r = s3_volume_change_super(v, change_mark, &mark, NULL);
 	if (r == 0)
-		memcpy(v->super.write_back, mark, S3_UUID);
+		memcpy(v->super.write_back, mark.writer, S3_UUID);
 	return r;
+}
+
+static int set_mark(struct s3_volume *v, const uint8_t *writer)
+{
+	return set_mark_as(v, writer, false);
 }
 
 /* Memory of the thread's. */
@@ -203,8 +213,11 @@ int s3_writeback_attach(
 	if (r < 0)
 		return r;
 	v->whole = true;
-	/* Nobody else's opening may have gone unnoticed, so this is done without a log, too. */
-	return v->writeback ? adopt(v) : set_mark(v, s3_writeback_nobody);
+	/*
+	 * Nobody else's opening may have gone unnoticed, so this is done without a log, too. One
+	 * that did not end may have asked to be named: its request finds another object.
+	 */
+	return v->writeback ? adopt(v) : set_mark_as(v, s3_writeback_nobody, !chain->closed);
 }
 
 void s3_writeback_empty(struct s3_volume *v)
@@ -224,5 +237,5 @@ void s3_writeback_unmark(struct s3_volume *v)
 {
 	/* Otherwise the log would have to be given, although the end in the store makes it void. */
 	if (v->writeback && !v->writeback->state.live)
-		set_mark(v, s3_writeback_nobody);
+		set_mark_as(v, s3_writeback_nobody, true);
 }
