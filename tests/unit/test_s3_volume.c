@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "backends/s3/client/client.h"
@@ -349,6 +351,56 @@ static void test_checksums_that_the_store_does_not_check(void **state)
 	fake_store_reset();
 }
 
+/* ---- the socket ------------------------------------------------------------------------------ */
+
+static int ask(const char *path, const char *request)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+	assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+	assert_true(dprintf(fd, "userblk-s3 1 %s\n", request) > 0);
+	return fd;
+}
+
+/* All that comes, to the end of the connection. */
+static void read_answer(int fd, char *text, size_t room)
+{
+	size_t n = 0;
+	ssize_t got;
+
+	while ((got = read(fd, text + n, room - 1 - n)) > 0)
+		n += (size_t)got;
+	text[n] = '\0';
+	close(fd);
+}
+
+/* Another request while a long one that has failed is still cleaning up. */
+static void test_a_failure_is_told_beside_other_requests(void **state)
+{
+	char config[512], path[256], text[8192];
+	struct device d;
+	int slow;
+
+	(void)state;
+	fake_store_reset();
+	snprintf(path, sizeof path, "%s", scratch_path("control"));
+	snprintf(config, sizeof config, COMMON "volume=v;create=on;size=64M;control=%s", path);
+	device_open(&d, &s3_backend, config);
+	fake_store_fail(S3_PUT, "/snap/s/root", -EACCES, 1);
+	fake_store_hold(S3_DELETE, "/snap/s/");
+	slow = ask(path, "snapshot-create s");
+	fake_store_wait_held(S3_DELETE, "/snap/s/");
+	read_answer(ask(path, "info"), text, sizeof text);
+	assert_holds(text, "ok\n");
+	fake_store_release(S3_DELETE, NULL);
+	read_answer(slow, text, sizeof text);
+	assert_holds(text, "error 13 snapshot=s: ");
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* ---- an end ---------------------------------------------------------------------------------- */
 
 static const char *socket_path;
@@ -437,6 +489,7 @@ int main(void)
 		cmocka_unit_test(test_what_was_written_is_not_got),
 		cmocka_unit_test(test_deadline_of_an_open),
 		cmocka_unit_test(test_checksums_that_the_store_does_not_check),
+		cmocka_unit_test(test_a_failure_is_told_beside_other_requests),
 		cmocka_unit_test(test_a_cache_file_that_fails_at_the_end),
 		cmocka_unit_test(test_a_cache_file_of_a_compacted_snapshot),
 	};

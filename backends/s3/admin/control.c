@@ -40,21 +40,25 @@ struct s3_control {
 
 	pthread_mutex_t lock;
 	/* Below: under it. */
-	char error[1024]; /* the last one of the volume since a request began */
-	bool ending;	  /* no long command begins from now on */
-	bool job_made;	  /* its thread must be joined */
+	/* The last ones of the volume since a request began: of the socket's thread, which answers
+	 * at once, and of all others, of which one may be a job. */
+	char quick_error[1024], error[1024];
+	bool ending;   /* no long command begins from now on */
+	bool job_made; /* its thread must be joined */
 	bool job_runs;
 	pthread_t job;
 	int job_fd;
 	char job_request[S3_CONTROL_LINE_MAX];
 };
 
+static _Thread_local bool in_socket_thread;
+
 static void host_error(void *opaque, const char *message)
 {
 	struct s3_control *c = opaque;
 
 	pthread_mutex_lock(&c->lock);
-	snprintf(c->error, sizeof c->error, "%s", message);
+	snprintf(in_socket_thread ? c->quick_error : c->error, sizeof c->error, "%s", message);
 	pthread_mutex_unlock(&c->lock);
 	c->outer.error(c->outer.opaque, message);
 }
@@ -105,11 +109,11 @@ static void send_end(int fd, int r, const char *why)
 /* Performs a request and sends the whole answer. */
 static void answer(struct s3_control *c, int fd, const char *request)
 {
-	char why[sizeof c->error];
+	char why[sizeof c->error], *error = in_socket_thread ? c->quick_error : c->error;
 	int r;
 
 	pthread_mutex_lock(&c->lock);
-	c->error[0] = 0;
+	error[0] = 0;
 	pthread_mutex_unlock(&c->lock);
 	r = s3_control_perform(c->v, request, &c->stop, send_line, &fd);
 	pthread_mutex_lock(&c->lock);
@@ -117,7 +121,7 @@ static void answer(struct s3_control *c, int fd, const char *request)
 		r = -ESHUTDOWN;
 		snprintf(why, sizeof why, "%s", ENDING);
 	} else {
-		snprintf(why, sizeof why, "%s", c->error[0] ? c->error : strerror(-r));
+		snprintf(why, sizeof why, "%s", error[0] ? error : strerror(-r));
 	}
 	pthread_mutex_unlock(&c->lock);
 	send_end(fd, r, why);
@@ -232,6 +236,7 @@ static void *serve(void *opaque)
 	struct pollfd fds[] = {
 		{.fd = c->listener, .events = POLLIN}, {.fd = c->wake, .events = POLLIN}};
 
+	in_socket_thread = true;
 	for (;;) {
 		int fd;
 
