@@ -282,20 +282,21 @@ static void remake(struct s3_volume *v, const void *data, size_t length)
 
 static int meet_remains(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
 {
-	(void)opaque;
+	const struct s3_removal *removal = opaque;
+
 	(void)listed;
-	return name && name->kind != S3_NAME_PROBE;
+	return name && (removal->remains || name->kind != S3_NAME_PROBE);
 }
 
 /*
  * There is neither the super object nor its copy: a server that had not noticed the deletion may
  * have stored something after its end. A copy of its own makes that the rest of a volume.
  */
-static int adopt_remains(struct s3_volume *v, const struct s3_removal *removal)
+static int adopt_remains(struct s3_volume *v, struct s3_removal *removal)
 {
 	struct s3_super super = {.layout = S3_LAYOUT_LOG, .block_shift = 12, .blocks = 1};
 	struct s3_buffer out = {0};
-	int r = walk(v, "", meet_remains, NULL);
+	int r = walk(v, "", meet_remains, removal);
 
 	if (r < 0)
 		return r;
@@ -321,7 +322,7 @@ static int adopt_remains(struct s3_volume *v, const struct s3_removal *removal)
  * Goes on with a deletion that was interrupted. It may have ended before it looked for a clone that
  * was made in the last moment; a marker alone does not tell, since after that all else may be gone.
  */
-static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
+static int unmake_again(struct s3_volume *v, struct s3_removal *removal)
 {
 	struct clones i = {.v = v};
 	size_t length;

@@ -58,7 +58,7 @@ static int check_not_going(struct s3_volume *parent, const struct s3_root_snapsh
 		if (r)
 			return r;
 		if (stored != snapshot->seq)
-			r = -ENOENT;
+			return s3_snapshot_refuse_unknown(parent, snapshot->name);
 	}
 	if (r == 0) {
 		s3_snapshot_root_key(parent, snapshot->name, snapshot->seq, key);
