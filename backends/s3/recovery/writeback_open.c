@@ -86,7 +86,7 @@ int s3_writeback_check(struct s3_volume *v, const struct s3_chain *chain)
 
 struct mark {
 	uint8_t writer[S3_UUID];
-	bool anew; /* the object is stored although it names that one already */
+	bool again; /* the object is stored although it names that one already */
 };
 
 /* Names the writer whose log may hold what the store lacks. */
@@ -97,7 +97,7 @@ static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super
 	/* As it is behind our fence: it may have been resized since it was read first. */
 	v->super.blocks = super->blocks;
 	if (memcmp(super->write_back, mark->writer, S3_UUID) == 0)
-		return mark->anew && super->epoch < v->epoch;
+		return mark->again && super->epoch < v->epoch;
 	/* Ours may be there although the request had no answer. */
 	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0 &&
 		memcmp(super->write_back, v->instance, S3_UUID) != 0)
@@ -109,9 +109,9 @@ static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super
 	return 1;
 }
 
-static int set_mark_as(struct s3_volume *v, const uint8_t *writer, bool anew)
+static int set_mark_as(struct s3_volume *v, const uint8_t *writer, bool again)
 {
-	struct mark mark = {.anew = anew};
+	struct mark mark = {.again = again};
 	int r;
 
 	memcpy(mark.writer, writer, S3_UUID);
