@@ -6,5 +6,7 @@
 #include <stdint.h>
 
 uint64_t s3_now(void); /* ns, monotonic */
+/* The same, which goes on while the machine is suspended. */
+uint64_t s3_now_suspended(void);
 
 #endif

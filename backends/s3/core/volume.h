@@ -216,8 +216,9 @@ struct s3_volume {
 	uint64_t refused_pause;		  /* ns, until the next attempt */
 	uint64_t retry_ns;		  /* when that is */
 	struct s3_batch *refused_batches; /* to be put again then */
-	_Atomic uint64_t uploaded_ns;	  /* when the log put something last; 0: not yet */
-	unsigned n_refused;		  /* of those and of those that are being put again */
+	_Atomic uint64_t uploaded_ns; /* when the log put something last, by s3_now_suspended(); 0:
+					 not yet */
+	unsigned n_refused;	      /* of those and of those that are being put again */
 	struct s3_reserve reserve;
 
 	_Atomic int failed;  /* negative errno: changes are no longer accepted */

@@ -54,7 +54,8 @@ static void uploaded(struct s3_batch *b)
 	if (v->refused && v->refused != -ENOSPC && !v->n_refused)
 		v->refused = 0;
 	/* An end waits for a store that takes one after the other. */
-	v->refused_since = v->uploaded_ns = s3_now();
+	v->refused_since = s3_now();
+	v->uploaded_ns = s3_now_suspended();
 	if (v->writeback) {
 		/* Recovery does not see it as long as an earlier one is missing. */
 		v->kept_batches[b->seq % S3_WINDOW] = b;
@@ -211,7 +212,7 @@ void s3_log_upload(struct s3_batch *b)
 	uint64_t last = atomic_load(&b->volume->uploaded_ns);
 
 	b->met[0] = 0;
-	if (last && s3_now() - last < PAUSE_LOOK)
+	if (last && s3_now_suspended() - last < PAUSE_LOOK)
 		put(b);
 	else
 		look_at_super(b);
