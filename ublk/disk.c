@@ -26,24 +26,15 @@
 /* For how long all disks of the machine are written where the user wants an end: another may hang,
  * and others may go on to write to ours. */
 #define FORCED_LIMIT_MS 300000
+/* For how long it is asked who has a part of the disk. */
+#define CLAIM_LIMIT_MS 10000
 
-int ublk_disk_claim(uint32_t id)
+int ublk_disk_claim(uint32_t id, struct ublk_claim *claim, const struct ublk_claim_limits *limits)
 {
 	char path[32];
-	int fd;
 
 	snprintf(path, sizeof path, "/dev/ublkb%" PRIu32, id);
-	fd = open(path, O_RDONLY | O_EXCL | O_CLOEXEC);
-	return fd < 0 ? -errno : fd;
-}
-
-bool ublk_disk_in_use(uint32_t id)
-{
-	int fd = ublk_disk_claim(id);
-
-	if (fd >= 0)
-		close(fd);
-	return ublk_disk_may_be_used(fd);
+	return ublk_claim(claim, path, limits);
 }
 
 /* Writes and flushes that have ended of the disk of that directory in sysfs; 0: not known. */
@@ -221,24 +212,27 @@ static char **find_mounts(const glob_t *nodes, bool *mounted)
 }
 
 /* Has something a part of the disk that is not mounted here: LVM, LUKS, md, or a mount of another
- * namespace? */
-static bool used_elsewhere(const glob_t *nodes, const bool *mounted)
+ * namespace? True also if that is not known. */
+static bool used_elsewhere(const struct write_back *w, const glob_t *nodes, const bool *mounted)
 {
-	bool claimed = false;
+	const struct ublk_claim_limits limits = {
+		.timeout_ms = CLAIM_LIMIT_MS,
+		.over = w->limits ? w->limits->over : NULL,
+		.opaque = w->limits ? w->limits->opaque : NULL,
+	};
+	bool claimed = false, used = false;
 
 	/* The disk comes first, and is claimed with each of its partitions. */
-	for (size_t i = nodes->gl_pathc; i-- > 0 && !(i == 0 && claimed);) {
-		int fd = open(nodes->gl_pathv[nodes->gl_offs + i], O_RDONLY | O_EXCL | O_CLOEXEC);
+	for (size_t i = nodes->gl_pathc; i-- > 0 && !used && !(i == 0 && claimed);) {
+		struct ublk_claim claim = UBLK_NO_CLAIM;
+		int r = ublk_claim(&claim, nodes->gl_pathv[nodes->gl_offs + i], &limits);
 
-		if (fd >= 0) {
-			close(fd);
-		} else if (errno == EBUSY) {
-			if (!mounted[i])
-				return true;
-			claimed = true;
-		}
+		ublk_claim_release(&claim);
+		/* A partition may be gone. */
+		used = r == -EBUSY ? !mounted[i] : r != -ENOENT && ublk_disk_may_be_used(r);
+		claimed = claimed || r == -EBUSY;
 	}
-	return false;
+	return used;
 }
 
 static char program[] = UBLK_SYNC_PROGRAM, command[] = UBLK_SYNC_COMMAND;
@@ -261,7 +255,7 @@ static void sync_file_systems(struct write_back *w, const glob_t *nodes)
 	}
 	/* It waits for all disks. That another one takes long says nothing of ours, except where
 	 * nothing else writes a part of it. */
-	if (mounts && !used_elsewhere(nodes, mounted)) {
+	if (mounts && !used_elsewhere(w, nodes, mounted)) {
 		int r = run_sync(w, all, SYNC_LIMIT_MS);
 
 		add_result(w, r == -ETIME ? 0 : r);

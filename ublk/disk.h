@@ -8,11 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/*
- * Keeps everybody else from mounting or claiming the disk. A descriptor, which the caller closes;
- * -EBUSY: it is mounted or claimed already; other negative errnos, as of open(2).
- */
-int ublk_disk_claim(uint32_t id);
+#include "ublk/claiming.h"
+
+/* As ublk_claim(). */
+int ublk_disk_claim(uint32_t id, struct ublk_claim *claim, const struct ublk_claim_limits *limits);
 
 /* Is a disk mounted, or claimed by another program, of which ublk_disk_claim() answers this? Every
  * other failure leaves that open, unless the disk is gone. */
@@ -20,9 +19,6 @@ static inline bool ublk_disk_may_be_used(int claim)
 {
 	return claim < 0 && claim != -ENXIO && claim != -ENODEV;
 }
-
-/* The same, asked at once. */
-bool ublk_disk_in_use(uint32_t id);
 
 /* How long ublk_disk_sync() waits. Its functions are asked again and again. */
 struct ublk_sync_limits {

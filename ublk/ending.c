@@ -5,7 +5,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "programs/end_signals.h"
 #include "ublk/control.h"
@@ -13,6 +12,8 @@
 
 /* How often it is looked whether a disk is still in use. */
 #define IN_USE_STEP_NS 100000000
+/* For how long the kernel may look for its partitions before that is told. */
+#define CLAIM_LIMIT_MS 10000
 
 static void all_signals(sigset_t *set)
 {
@@ -81,7 +82,7 @@ static void tell_why(struct ublk_ending *e, int claim, int synced)
 		snprintf(line, sizeof line,
 			"cannot be opened: %s, so that it is not known whether it is in use; it "
 			"will be removed after a second signal",
-			strerror(-claim));
+			claim == -ETIME ? "no answer" : strerror(-claim));
 	else if (claim == -EBUSY)
 		snprintf(line, sizeof line,
 			"is in use%s%s; it will be removed once it is unmounted and released, or "
@@ -95,31 +96,43 @@ static void tell_why(struct ublk_ending *e, int claim, int synced)
 	e->log(e->opaque, line);
 }
 
-int ublk_ending_release(struct ublk_ending *e, int *claim)
+/* Claims the disk. False: it is in use, or may be. */
+static bool claims(struct ublk_ending *e, struct ublk_claim *claim, int timeout_ms, int *r)
+{
+	const struct ublk_claim_limits limits = {
+		.timeout_ms = timeout_ms, .over = hurried, .opaque = e};
+
+	*r = ublk_disk_claim(e->id, claim, &limits);
+	return !ublk_disk_may_be_used(*r);
+}
+
+int ublk_ending_release(struct ublk_ending *e, struct ublk_claim *claim)
 {
 	const struct ublk_sync_limits limits = {.over = hurried, .works = works, .opaque = e};
 	bool told = false, forced = false;
 	int r = 0;
 
-	*claim = -1;
 	for (;;) {
-		int again = ublk_disk_sync(e->id, ublk_disk_in_use(e->id), &limits);
+		int answer;
+		bool ours = claims(e, claim, CLAIM_LIMIT_MS, &answer);
+		int again = ublk_disk_sync(e->id, !ours, &limits);
 
 		/* What the disk refused the kernel drops; what takes long is written next time. */
 		r = r == -EIO ? r : again;
 		if (forced || e->gone)
 			break;
 		if (!hurry(e, 0)) {
-			*claim = ublk_disk_claim(e->id);
-			if (!ublk_disk_may_be_used(*claim) && !ublk_disk_unsynced(again))
+			ours = claims(e, claim, CLAIM_LIMIT_MS, &answer);
+			if (ours && !ublk_disk_unsynced(again))
 				break;
-			if (!told)
-				tell_why(e, *claim, again);
-			told = true;
-			if (*claim >= 0)
-				close(*claim);
-			*claim = -1;
-			while (!hurry(e, IN_USE_STEP_NS) && ublk_disk_in_use(e->id))
+			if (!told && answer != -ECANCELED) {
+				tell_why(e, answer, again);
+				told = true;
+			}
+			/* Others may use it until it can be written back. */
+			if (ours)
+				ublk_claim_release(claim);
+			while (!hurry(e, IN_USE_STEP_NS) && !claims(e, claim, 0, &answer))
 				;
 		}
 		if (e->gone)

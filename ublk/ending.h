@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <time.h>
 
+#include "ublk/claiming.h"
+
 struct ublk_ending {
 	uint32_t id; /* of the disk */
 	/* Has the kernel taken the device away? Asked after SIGUSR1, which anybody can send. */
@@ -31,10 +33,11 @@ bool ublk_ending_wait(struct ublk_ending *e);
 /*
  * Shutdown was requested: writes what the kernel has in memory, and waits while the disk is mounted
  * or claimed. Another request, at any time, makes it write once more and wait no longer; the third
- * one ends that, too. Those within a second are one. claim: of the disk, which nobody can mount
- * from then on; or negative. Negative errno, as ublk_disk_sync(): some of it was not written.
+ * one ends that, too. Those within a second are one. claim: UBLK_NO_CLAIM at first; then of the
+ * disk, which nobody can mount from then on, unless it is in use, or that is not known; the caller
+ * releases it. Negative errno, as ublk_disk_sync(): some of it was not written.
  */
-int ublk_ending_release(struct ublk_ending *e, int *claim);
+int ublk_ending_release(struct ublk_ending *e, struct ublk_claim *claim);
 /*
  * To be asked again and again while the kernel stops the disk, which takes until the device has
  * answered all requests. True: that is waited for no longer, for another signal, which counts

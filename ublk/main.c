@@ -8,6 +8,7 @@
 
 #include "programs/exit_codes.h"
 #include "programs/standard_files.h"
+#include "ublk/claiming.h"
 #include "ublk/options.h"
 #include "ublk/remove.h"
 #include "ublk/replace.h"
@@ -36,6 +37,8 @@ int main(int argc, char **argv)
 		given[i - 1] = argv[i];
 	if (argc > 1 && strcmp(argv[1], UBLK_SYNC_COMMAND) == 0)
 		return ublk_sync_for_parent(argv + 2);
+	if (argc > 1 && strcmp(argv[1], UBLK_CLAIM_COMMAND) == 0)
+		return ublk_claim_for_parent();
 	if (ublk_options_parse(argc, argv, &o, &error) < 0) {
 		warnx("%s", error.text);
 		return EXIT_USAGE;

@@ -119,14 +119,16 @@ time_t ublk_seconds(void)
 	return now.tv_sec;
 }
 
-int ublk_process_spawn(const char *program, char *const *argv, pid_t *child)
+int ublk_process_spawn(const char *program, char *const *argv, int input, pid_t *child)
 {
 	posix_spawn_file_actions_t actions;
 	int r = posix_spawn_file_actions_init(&actions);
 
 	if (r != 0)
 		return -r;
-	for (int fd = STDIN_FILENO; r == 0 && fd <= STDERR_FILENO; fd++)
+	if (input >= 0)
+		r = posix_spawn_file_actions_adddup2(&actions, input, STDIN_FILENO);
+	for (int fd = input < 0 ? STDIN_FILENO : STDOUT_FILENO; r == 0 && fd <= STDERR_FILENO; fd++)
 		r = posix_spawn_file_actions_addopen(&actions, fd, "/dev/null", O_RDWR, 0);
 	if (r == 0)
 		r = posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);

@@ -20,6 +20,9 @@
 /* Seconds that a request may take when a disk is written back before it is deleted. */
 #define REQUEST_LIMIT 300
 
+/* For how long the kernel may look for the disk's partitions before it can be claimed. */
+#define CLAIM_LIMIT_MS 10000
+
 /* For how long a disk has no server while another one takes it over. */
 #define TAKEOVER_LIMIT 10
 
@@ -99,29 +102,33 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 {
 	uint32_t id = (uint32_t)o->server.id;
 	struct ublksrv_ctrl_dev_info info;
+	const struct ublk_claim_limits limits = {.timeout_ms = CLAIM_LIMIT_MS};
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 	bool live, in_use = false, lost = false;
-	int claim = -1, pidfd = -1, r = ublk_examine(c, id, &info);
+	int answer = -ENXIO, pidfd = -1, r = ublk_examine(c, id, &info);
 	char users[256];
 	time_t begun;
 
 	if (r)
 		return r;
 	ublk_disk_users(id, users, sizeof users);
-	/* Only a live one: with others, the open may wait for a server. */
 	live = info.state == UBLK_S_DEV_LIVE;
-	if (live)
-		claim = ublk_disk_claim(id);
 	/* A dead one has nothing to lose. */
-	in_use = live ? ublk_disk_may_be_used(claim) : users[0] && info.state != UBLK_S_DEV_DEAD;
-	if (live && in_use && claim != -EBUSY && !o->force) {
-		warnx("/dev/ublkb%u: cannot be opened: %s; it may be in use; make it possible to "
-		      "open it, or use --force",
-			id, strerror(-claim));
-		return EXIT_USAGE;
+	if (info.state != UBLK_S_DEV_DEAD) {
+		answer = ublk_disk_claim(id, &claim, &limits);
+		/* Without a server, an open that the kernel does not refuse may wait for one. */
+		in_use = live ? ublk_disk_may_be_used(answer) : users[0] || answer == -EBUSY;
 	}
 	if (in_use && !o->force) {
-		warnx("/dev/ublkb%u: in use%s%s; unmount or release it first, or use --force", id,
-			users[0] ? " by " : "", users);
+		ublk_claim_release(&claim);
+		if (live && answer != -EBUSY)
+			warnx("/dev/ublkb%u: cannot be opened: %s; it may be in use; make it "
+			      "possible to open it, or use --force",
+				id, answer == -ETIME ? "no answer" : strerror(-answer));
+		else
+			warnx("/dev/ublkb%u: in use%s%s; unmount or release it first, or use "
+			      "--force",
+				id, users[0] ? " by " : "", users);
 		return EXIT_USAGE;
 	}
 	if (live) {
@@ -131,8 +138,7 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 	if (r == 0) {
 		begun = ublk_seconds();
 		r = ublk_stop_elsewhere(c, id, info.ublksrv_flags, is_late, &begun);
-		if (claim >= 0)
-			close(claim); /* the kernel waits for it */
+		ublk_claim_release(&claim); /* the kernel waits for it */
 		if (r == -ECANCELED) {
 			warnx("ublk%u: is being removed, but its device does not answer; it goes "
 			      "when the device does",

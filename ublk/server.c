@@ -480,7 +480,8 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 		.opaque = s,
 	};
 	bool asked = ublk_ending_wait(&ending);
-	int claim = -1, released = asked ? ublk_ending_release(&ending, &claim) : 0;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
+	int released = asked ? ublk_ending_release(&ending, &claim) : 0;
 
 	/* The program that stopped the disk has written it back. The kernel reports only once what
 	 * the disk refused. */
@@ -494,8 +495,7 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 		r = ublk_stop_elsewhere(
 			s->control, s->id, s->cookie, ublk_ending_gives_up, &ending);
 	}
-	if (claim >= 0)
-		close(claim); /* the kernel waits for it */
+	ublk_claim_release(&claim); /* the kernel waits for it */
 	if (asked && r < 0 && r != -ENODEV && !ending.gone)
 		return failed(s, "STOP_DEV", r);
 	kept = end_threads(s);

@@ -24,7 +24,7 @@ static int spawn(uint32_t id, uint64_t cookie, pid_t *child)
 
 	snprintf(disk, sizeof disk, "%" PRIu32, id);
 	snprintf(mark, sizeof mark, "%" PRIx64, cookie);
-	return ublk_process_spawn("/proc/self/exe", argv, child);
+	return ublk_process_spawn("/proc/self/exe", argv, -1, child);
 }
 
 int ublk_stop_elsewhere(struct ublk_control *c, uint32_t id, uint64_t cookie,

@@ -49,10 +49,10 @@ int ublk_sync_for_parent(char *const *words)
 
 int ublk_sync_begin(char *const *argv, pid_t *child)
 {
-	int r = ublk_process_spawn("/proc/self/exe", argv, child);
+	int r = ublk_process_spawn("/proc/self/exe", argv, -1, child);
 
 	/* Without /proc: sync(1). That of GNU does the same; others may write all disks instead. */
-	return r == -ENOENT ? ublk_process_spawn(argv[1], argv + 1, child) : r;
+	return r == -ENOENT ? ublk_process_spawn(argv[1], argv + 1, -1, child) : r;
 }
 
 int ublk_sync_result(int exit_code)

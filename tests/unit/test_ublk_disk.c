@@ -27,7 +27,7 @@ FILE *__wrap_setmntent(const char *path, const char *mode);
 FILE *__wrap_fopen64(const char *path, const char *mode);
 int __wrap_open64(const char *path, int flags, ...);
 int __wrap_poll(struct pollfd *fds, nfds_t count, int timeout);
-int __wrap_ublk_process_spawn(const char *program, char *const *argv, pid_t *child);
+int __wrap_ublk_process_spawn(const char *program, char *const *argv, int input, pid_t *child);
 int __wrap_statx(int at, const char *path, int flags, unsigned mask, struct statx *s);
 
 static char directory[] = "/tmp/userblk-test-ublk-disk-XXXXXX";
@@ -115,17 +115,18 @@ int __wrap_open64(const char *path, int flags, ...)
 
 static bool without_proc;
 
-int __real_ublk_process_spawn(const char *program, char *const *argv, pid_t *child);
-int __wrap_ublk_process_spawn(const char *program, char *const *argv, pid_t *child)
+int __real_ublk_process_spawn(const char *program, char *const *argv, int input, pid_t *child);
+int __wrap_ublk_process_spawn(const char *program, char *const *argv, int input, pid_t *child)
 {
 	if (strcmp(program, "/proc/self/exe") == 0) {
 		assert_string_equal(argv[0], "userblk-ublk");
-		if (without_proc)
+		/* Claims are made here then. */
+		if (without_proc || strcmp(argv[1], "claim") == 0)
 			return -ENOENT;
 		argv++;
 	}
 	assert_string_equal(argv[0], "sync");
-	return __real_ublk_process_spawn("sync", argv, child);
+	return __real_ublk_process_spawn("sync", argv, input, child);
 }
 
 /* Mount points: /mnt/gone is not there, and /mnt/btrfs has a number of its own. */

@@ -15,12 +15,11 @@
 #include "ublk/disk.h"
 #include "ublk/ending.h"
 
-#define CLAIM 77 /* a descriptor that nobody uses */
-
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 int __wrap_ublk_disk_sync(uint32_t id, bool in_use, const struct ublk_sync_limits *limits);
-int __wrap_ublk_disk_claim(uint32_t id);
-bool __wrap_ublk_disk_in_use(uint32_t id);
+int __wrap_ublk_disk_claim(
+	uint32_t id, struct ublk_claim *claim, const struct ublk_claim_limits *limits);
+void __wrap_ublk_claim_release(struct ublk_claim *claim);
 void __wrap_ublk_disk_users(uint32_t id, char *text, size_t size);
 
 static struct timespec now;
@@ -76,20 +75,13 @@ int __wrap_ublk_disk_sync(uint32_t id, bool used, const struct ublk_sync_limits 
 	return pass->result;
 }
 
-int __wrap_ublk_disk_claim(uint32_t id)
-{
-	(void)id;
-	if (closed_to_us)
-		return -closed_to_us;
-	return in_use ? -EBUSY : CLAIM;
-}
-
 /* It is released once it was waited for. */
-bool __wrap_ublk_disk_in_use(uint32_t id)
+int __wrap_ublk_disk_claim(
+	uint32_t id, struct ublk_claim *claim, const struct ublk_claim_limits *limits)
 {
-	bool used = in_use || closed_to_us;
+	int r = claim->held ? 0 : closed_to_us ? -closed_to_us : in_use ? -EBUSY : 0;
 
-	(void)id;
+	assert_int_equal(id, 5);
 	if (lines && signal_in_use) {
 		now.tv_sec += 2;
 		raise_signal(signal_in_use);
@@ -97,7 +89,15 @@ bool __wrap_ublk_disk_in_use(uint32_t id)
 	} else if (lines) {
 		in_use = false;
 	}
-	return used;
+	if (limits->over(limits->opaque))
+		return -ECANCELED;
+	claim->held = r == 0;
+	return r;
+}
+
+void __wrap_ublk_claim_release(struct ublk_claim *claim)
+{
+	*claim = UBLK_NO_CLAIM;
 }
 
 void __wrap_ublk_disk_users(uint32_t id, char *text, size_t size)
@@ -137,7 +137,7 @@ static struct ublk_ending new_ending(void)
 }
 
 /* SIGTERM has come. */
-static int release(struct ublk_ending *e, int *claim)
+static int release(struct ublk_ending *e, struct ublk_claim *claim)
 {
 	raise_signal(SIGTERM);
 	assert_true(ublk_ending_wait(e));
@@ -154,11 +154,11 @@ static int set_up(void **state)
 static void test_a_disk_that_nobody_uses_is_claimed(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	assert_int_equal(release(&e, &claim), 0);
-	assert_int_equal(claim, CLAIM);
+	assert_true(claim.held);
 	assert_int_equal(synced, 1);
 	assert_int_equal(lines, 0);
 }
@@ -167,13 +167,13 @@ static void test_a_disk_that_nobody_uses_is_claimed(void **state)
 static void test_signals_of_one_cause_are_one(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	in_use = true;
 	passes[0].together = SIGHUP;
 	assert_int_equal(release(&e, &claim), 0);
-	assert_int_equal(claim, CLAIM); /* which comes after the disk was unmounted */
+	assert_true(claim.held); /* which comes after the disk was unmounted */
 	assert_int_equal(synced, 2);
 	assert_true(synced_in_use[0]);
 	assert_false(synced_in_use[1]);
@@ -182,7 +182,7 @@ static void test_signals_of_one_cause_are_one(void **state)
 static void test_the_user_of_a_disk_is_named(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	in_use = true;
@@ -194,7 +194,7 @@ static void test_the_user_of_a_disk_is_named(void **state)
 static void test_a_disk_that_cannot_be_opened_may_be_in_use(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	closed_to_us = EPERM;
@@ -204,13 +204,13 @@ static void test_a_disk_that_cannot_be_opened_may_be_in_use(void **state)
 	assert_int_equal(synced, 2);
 	assert_int_equal(lines, 1);
 	assert_non_null(strstr(last_line, "it is not known whether it is in use"));
-	assert_true(claim < 0);
+	assert_false(claim.held);
 }
 
 static void test_a_disk_that_is_gone_is_not_in_use(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	assert_true(ublk_disk_may_be_used(-EBUSY));
@@ -225,12 +225,12 @@ static void test_a_disk_that_is_gone_is_not_in_use(void **state)
 static void test_a_disk_that_nobody_could_write_back_stays(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	passes[0].result = -ENOMEM;
 	assert_int_equal(release(&e, &claim), 0);
-	assert_int_equal(claim, CLAIM);
+	assert_true(claim.held);
 	assert_int_equal(synced, 2);
 	assert_int_equal(lines, 1);
 	assert_non_null(strstr(last_line, "cannot be written back: sync: Cannot allocate memory"));
@@ -242,14 +242,14 @@ static void test_a_disk_that_nobody_could_write_back_stays(void **state)
 	assert_int_equal(release(&e, &claim), -ENOENT);
 	assert_int_equal(synced, 3);
 	assert_int_equal(lines, 1);
-	assert_true(claim < 0);
+	assert_true(claim.held); /* nobody uses it */
 }
 
 /* It is what the manual says of it, although the first write-back has not ended. */
 static void test_a_second_signal_writes_back_once_more(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	in_use = true;
@@ -257,13 +257,13 @@ static void test_a_second_signal_writes_back_once_more(void **state)
 	assert_int_equal(release(&e, &claim), 0);
 	assert_int_equal(synced, 2);
 	assert_true(synced_in_use[1]);
-	assert_true(claim < 0);
+	assert_false(claim.held);
 }
 
 static void test_a_second_signal_ends_the_wait(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	in_use = true;
@@ -271,14 +271,14 @@ static void test_a_second_signal_ends_the_wait(void **state)
 	assert_int_equal(release(&e, &claim), 0);
 	assert_int_equal(lines, 1);
 	assert_int_equal(synced, 2);
-	assert_true(claim < 0);
+	assert_false(claim.held);
 }
 
 /* The second cause has two signals, too. */
 static void test_a_third_signal_ends_the_write_back(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	in_use = true;
@@ -288,13 +288,13 @@ static void test_a_third_signal_ends_the_write_back(void **state)
 	assert_int_equal(release(&e, &claim), -ECANCELED);
 	assert_int_equal(sent, 4);
 	assert_int_equal(synced, 2);
-	assert_true(claim < 0);
+	assert_false(claim.held);
 }
 
 static void test_what_took_long_is_not_lost_once_it_is_written(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	in_use = true;
@@ -307,7 +307,7 @@ static void test_what_took_long_is_not_lost_once_it_is_written(void **state)
 static void test_what_the_disk_refused_stays_lost(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	in_use = true;
@@ -319,7 +319,7 @@ static void test_what_the_disk_refused_stays_lost(void **state)
 static void test_a_device_that_is_gone_is_waited_for_no_longer(void **state)
 {
 	struct ublk_ending e = new_ending();
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	in_use = is_gone = true;
@@ -336,7 +336,7 @@ static void test_an_ignored_hang_up_stays_ignored(void **state)
 {
 	struct ublk_ending e = new_ending();
 	sigset_t hang_up;
-	int claim;
+	struct ublk_claim claim = UBLK_NO_CLAIM;
 
 	(void)state;
 	sigemptyset(&hang_up);
@@ -347,7 +347,7 @@ static void test_an_ignored_hang_up_stays_ignored(void **state)
 	in_use = true;
 	passes[0].signals[0] = SIGHUP;
 	assert_int_equal(release(&e, &claim), 0);
-	assert_int_equal(claim, CLAIM);
+	assert_true(claim.held);
 	signal(SIGHUP, SIG_DFL);
 	ublk_ending_block();
 }
