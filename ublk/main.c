@@ -69,7 +69,7 @@ int main(int argc, char **argv)
 	else if (o.command == UBLK_COMMAND_DELETE)
 		r = ublk_delete(&c, &o);
 	else if (o.command == UBLK_COMMAND_STOP)
-		r = ublk_stop_for_parent(&c, (uint32_t)o.server.id, o.cookie);
+		r = ublk_stop_for_parent(&c, (uint32_t)o.server.id, o.cookie, o.parent);
 	else
 		r = ublk_show_features(&c, o.json);
 	ublk_control_close(&c);

@@ -231,6 +231,8 @@ static int parse_arguments(char **argv, struct ublk_options *o, struct params_er
 	}
 	if (o->command == UBLK_COMMAND_STOP && *argv)
 		o->cookie = strtoull(*argv++, NULL, 16);
+	if (o->command == UBLK_COMMAND_STOP && *argv)
+		o->parent = (pid_t)strtol(*argv++, NULL, 10);
 	if (o->command == UBLK_COMMAND_ADD || o->command == UBLK_COMMAND_REPLACE) {
 		ublk_devices_load_unless(*argv);
 		o->params = params_from_argv(argv, error);

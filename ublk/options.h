@@ -4,6 +4,7 @@
 #define USERBLK_UBLK_OPTIONS_H
 
 #include <stdbool.h>
+#include <sys/types.h>
 
 #include "backends/params.h"
 #include "ublk/server.h"
@@ -26,6 +27,7 @@ struct ublk_options {
 	struct ublk_server_options server; /* its id also for the commands that name a disk */
 	struct params *params;		   /* add, replace: complete; the caller frees */
 	uint64_t cookie;		   /* stop-for-server: of the disk */
+	pid_t parent;			   /* stop-for-server: who needs it */
 	bool foreground, json, force;
 };
 

@@ -98,6 +98,21 @@ static int write_back(struct ublk_control *c, const struct ublk_options *o, bool
 	return o->force ? 0 : EXIT_FAILURE;
 }
 
+/* pidfd was the server's; another one may have taken the disk over since. As ublk_process_of_disk()
+ * has it. */
+static int last_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *info, int pidfd)
+{
+	struct ublksrv_ctrl_dev_info now;
+
+	if (ublk_control_info(c, info->dev_id, &now) < 0 ||
+		now.ublksrv_flags != info->ublksrv_flags || now.ublksrv_pid == info->ublksrv_pid)
+		return pidfd;
+	if (pidfd >= 0)
+		close(pidfd);
+	*info = now;
+	return ublk_process_of_disk(info);
+}
+
 int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 {
 	uint32_t id = (uint32_t)o->server.id;
@@ -134,6 +149,7 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 	if (live) {
 		pidfd = ublk_process_of_disk(&info);
 		r = write_back(c, o, in_use, &lost);
+		pidfd = last_server(c, &info, pidfd);
 	}
 	if (r == 0) {
 		begun = ublk_seconds();

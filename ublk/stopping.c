@@ -12,6 +12,9 @@
 #include "ublk/process.h"
 #include "ublk/record.h"
 
+/* From here on an exit code is not an errno: 127 is the loader's, that finds no library. */
+#define NO_ERRNO 126
+
 /* How often it is asked whether that is waited for no longer. */
 #define STEP_MS 100
 
@@ -19,11 +22,12 @@
 static int spawn(uint32_t id, uint64_t cookie, pid_t *child)
 {
 	static char program[] = "userblk-ublk", command[] = "stop-for-server";
-	char disk[16], mark[20];
-	char *const argv[] = {program, command, disk, mark, NULL};
+	char disk[16], mark[20], parent[16];
+	char *const argv[] = {program, command, disk, mark, parent, NULL};
 
 	snprintf(disk, sizeof disk, "%" PRIu32, id);
 	snprintf(mark, sizeof mark, "%" PRIx64, cookie);
+	snprintf(parent, sizeof parent, "%d", (int)getpid());
 	return ublk_process_spawn("/proc/self/exe", argv, -1, child);
 }
 
@@ -46,7 +50,9 @@ int ublk_stop_elsewhere(struct ublk_control *c, uint32_t id, uint64_t cookie,
 		if (over(opaque))
 			goto out;
 	}
-	r = ended == child && WIFEXITED(status) ? -WEXITSTATUS(status) : -UBLK_STOP_FAILED;
+	r = ended == child && WIFEXITED(status) && WEXITSTATUS(status) < NO_ERRNO
+		    ? -WEXITSTATUS(status)
+		    : -UBLK_STOP_FAILED;
 out:
 	if (end.fd >= 0)
 		close(end.fd);
@@ -60,9 +66,8 @@ static bool never(void *opaque)
 	return false;
 }
 
-int ublk_stop_for_parent(struct ublk_control *c, uint32_t id, uint64_t cookie)
+int ublk_stop_for_parent(struct ublk_control *c, uint32_t id, uint64_t cookie, pid_t parent)
 {
-	pid_t parent = getppid();
 	int r = ublk_control_examine(c, id, cookie);
 
 	if (r == 0)

@@ -13,13 +13,14 @@
 #define UBLK_STOP_FAILED 255
 
 /*
- * As ublk_control_stop(), by `userblk-ublk stop-for-server ID COOKIE`, which goes on if this
+ * As ublk_control_stop(), by `userblk-ublk stop-for-server ID COOKIE PID`, which goes on if this
  * process ends, and then deletes the device as well. -ENODEV: the number may be another disk's by
  * now.
  */
 int ublk_stop_elsewhere(struct ublk_control *c, uint32_t id, uint64_t cookie,
 	bool (*over)(void *opaque), void *opaque);
-/* What that process does, for as long as it takes. Its exit code is the errno, or 0. */
-int ublk_stop_for_parent(struct ublk_control *c, uint32_t id, uint64_t cookie);
+/* What that process does, for as long as it takes. parent: it may have ended before this one could
+ * ask for its own. Its exit code is the errno, or 0. */
+int ublk_stop_for_parent(struct ublk_control *c, uint32_t id, uint64_t cookie, pid_t parent);
 
 #endif

@@ -57,5 +57,6 @@ int ublk_sync_begin(char *const *argv, pid_t *child)
 
 int ublk_sync_result(int exit_code)
 {
-	return exit_code == 0 ? 0 : exit_code == NOT_TRIED ? -ENXIO : -EIO;
+	/* Others are the loader's, for example, that finds no library. */
+	return exit_code == 0 ? 0 : exit_code == NOT_WRITTEN ? -EIO : -ENXIO;
 }

@@ -314,6 +314,9 @@ static void test_errors(void **state)
 	/* As when memory is short: what is dirty may still be written. */
 	write_file("mounted", "kill -KILL $$\n");
 	assert_true(ublk_disk_unsynced(ublk_disk_sync(5, true, NULL)));
+	/* As the loader does when a library is no longer found. */
+	write_file("mounted", "exit 127\n");
+	assert_true(ublk_disk_unsynced(ublk_disk_sync(5, true, NULL)));
 	write_file("mounted", "exit 1\n");
 	assert_int_equal(ublk_disk_sync(5, true, NULL), -EIO);
 	write_file("mounted", "exec sleep 600\n");

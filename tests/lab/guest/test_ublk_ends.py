@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, NVME, mapped, read, run, start_verify
+from guest import LIMIT, MIB, NVME, SATA, mapped, read, run, start_verify
 from guest_ublk import NEEDS_UBLK, UBLK, Add, assert_kept, disks, info, kill, ublk
-from waiting import wait_until
+from waiting import thread_state, wait_until
 
 pytestmark = NEEDS_UBLK
 
@@ -37,6 +37,22 @@ def test_a_mounted_disk_that_waits_is_not_deleted(add: Add, mountpoint: Path) ->
     run(["umount", mountpoint])
     ublk("delete", disk)
     assert_kept(data, mountpoint)
+
+
+@pytest.mark.skipif(not SATA, reason="machine: it has no second disk")
+def test_nor_is_one_that_a_mount_does_not_name(add: Add, mountpoint: Path) -> None:
+    """The journal of another disk's file system, which the kernel has claimed for it."""
+    disk = add("passthrough", f"file={NVME}")
+    run(["mkfs.ext4", "-qF", "-b", "4096", "-O", "journal_dev", disk])
+    run(["mkfs.ext4", "-qF", "-b", "4096", "-J", f"device={disk}", SATA])
+    run(["mount", SATA, mountpoint])
+    try:
+        kill(disk)
+        assert "in use; unmount or release it" in ublk("delete", disk, expect=2)
+        ublk("recover", disk)
+    finally:
+        run(["umount", mountpoint])
+    ublk("delete", disk)
 
 
 def test_the_signal_of_the_queues_is_not_believed(add: Add) -> None:
@@ -328,6 +344,67 @@ def begin_stop(server: int) -> None:
     wait_until("the disk is being stopped", lambda: stops(server), LIMIT)
 
 
+def begin_search(disk: str) -> subprocess.Popen[bytes]:
+    """For partitions, for which the kernel reads; so that nobody can open the disk."""
+    search = subprocess.Popen(["blockdev", "--rereadpt", disk], stdin=subprocess.DEVNULL)
+    # Without a server, the disk has no request in flight.
+    wait_until("the kernel reads", lambda: thread_state(search.pid) == "D", LIMIT, process=search)
+    time.sleep(0.5)  # if it waited for something else
+    assert thread_state(search.pid) == "D"
+    return search
+
+
+@contextmanager
+def searched(add: Add, *options: str) -> Iterator[str]:
+    """A disk whose partitions the kernel looks for; its device answers from the end of the block on."""
+    run(["modprobe", "dm-mod"])
+    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
+    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+        disk = add(*options, "passthrough", f"file={device}")
+        try:
+            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
+            search = begin_search(disk)
+            yield disk
+        finally:
+            run(["dmsetup", "resume", "hung"])
+        search.wait(LIMIT)
+
+
+def test_signals_count_while_the_kernel_looks_for_partitions(add: Add) -> None:
+    with searched(add) as disk:
+        begin_stop(info(disk)["pid"])
+    wait_until("the disk is gone", lambda: disks() == [], 60)
+
+
+def test_a_server_that_is_killed_while_the_kernel_looks_for_partitions(add: Add) -> None:
+    """It would wait for itself if it opened its disk."""
+    with searched(add, "--recovery=none") as disk:
+        server = info(disk)["pid"]
+        os.kill(server, signal.SIGTERM)
+        time.sleep(1.5)
+        os.kill(server, signal.SIGKILL)
+    wait_until("its server is gone", lambda: not Path("/proc", str(server)).exists(), LIMIT)
+    wait_until("the kernel notices the death", lambda: info(disk)["state"] != "live", LIMIT)
+    ublk("delete", disk)
+
+
+def test_a_disk_that_nobody_can_open_is_not_deleted(add: Add) -> None:
+    with searched(add) as disk:
+        assert "cannot be opened: no answer; it may be in use" in ublk("delete", disk, expect=2)
+        assert info(disk)["state"] == "live"
+        run(["dmsetup", "resume", "hung"])
+        assert ublk("delete", disk) == f"{disk}: written back and removed\n"
+
+
+def test_a_disk_that_nobody_can_open_is_deleted_without_a_server(add: Add) -> None:
+    """Whoever had claimed it would be known, and nothing else would help those who wait for it."""
+    disk = add("passthrough", f"file={NVME}")
+    kill(disk)
+    search = begin_search(disk)
+    ublk("delete", disk)
+    search.wait(LIMIT)
+
+
 def test_a_server_that_is_killed_while_its_disk_is_stopped(add: Add) -> None:
     """Once its device goes on, all is gone, as without the kill."""
     with hanging(add) as disk:
@@ -336,6 +413,15 @@ def test_a_server_that_is_killed_while_its_disk_is_stopped(add: Add) -> None:
         os.kill(server, signal.SIGKILL)
         time.sleep(1.0)
     assert not Path("/proc", str(server)).exists()
+
+
+def test_a_stop_whose_server_is_killed_at_once(add: Add) -> None:
+    """Before that process could learn who its parent is; here that one is not."""
+    disk = add("--recovery=none", "null", "size=1M")
+    number = disk.removeprefix("/dev/ublkb")
+    cookie = Path("/run/userblk-ublk", number).read_text().split("\0")[0]
+    ublk("stop-for-server", number, cookie, "1")
+    assert disks() == []
 
 
 def test_a_stop_whose_process_is_killed(add: Add) -> None:
