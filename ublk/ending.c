@@ -12,7 +12,7 @@
 
 /* How often it is looked whether a disk is still in use. */
 #define IN_USE_STEP_NS 100000000
-/* For how long the kernel may look for its partitions before that is told. */
+/* For how long the kernel may look for its partitions until the log says so. */
 #define CLAIM_LIMIT_MS 10000
 
 static void all_signals(sigset_t *set)

@@ -27,7 +27,7 @@ struct ublk_options {
 	struct ublk_server_options server; /* its id also for the commands that name a disk */
 	struct params *params;		   /* add, replace: complete; the caller frees */
 	uint64_t cookie;		   /* stop-for-server: of the disk */
-	pid_t parent;			   /* stop-for-server: who needs it */
+	pid_t parent;			   /* stop-for-server: of its server */
 	bool foreground, json, force;
 };
 

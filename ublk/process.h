@@ -23,7 +23,7 @@ int ublk_process_of_disk(const struct ublksrv_ctrl_dev_info *info);
 bool ublk_process_has_ended(int pidfd, int timeout_ms);
 /*
  * Starts a program that may outlive this one: it has no open files of ours, not even the pipe that
- * somebody reads our messages from. input: what is to be its standard input; negative: nothing.
+ * somebody reads our messages from. input: becomes its standard input; negative: nothing.
  * Signals stay blocked as they are. 0 or negative errno.
  */
 int ublk_process_spawn(const char *program, char *const *argv, int input, pid_t *child);

@@ -43,8 +43,8 @@ def test_a_mounted_disk_that_waits_is_not_deleted(add: Add, mountpoint: Path) ->
 def test_nor_is_one_that_a_mount_does_not_name(add: Add, mountpoint: Path) -> None:
     """The journal of another disk's file system, which the kernel has claimed for it."""
     disk = add("passthrough", f"file={NVME}")
-    run(["mkfs.ext4", "-qF", "-b", "4096", "-O", "journal_dev", disk])
-    run(["mkfs.ext4", "-qF", "-b", "4096", "-J", f"device={disk}", SATA])
+    run(["mkfs.ext4", "-qF", "-b", "4096", "-O", "journal_dev", disk, "32M"])
+    run(["mkfs.ext4", "-qF", "-b", "4096", "-J", f"device={disk}", SATA, "64M"])
     run(["mount", SATA, mountpoint])
     try:
         kill(disk)
@@ -121,6 +121,25 @@ def test_a_server_that_dies_while_its_disk_is_written_back(add: Add) -> None:
         assert ublk("delete", disk) == f"{disk}: written back and removed\n"
     kept = read(NVME, 0, 8 * MIB) == data
     assert kept
+
+
+@pytest.mark.long
+def test_a_server_that_takes_over_during_the_write_back_is_waited_for(add: Add) -> None:
+    """It reports what it could not keep at its end, which takes a while here."""
+    words = ("--flush=weak", "passthrough", f"file={NVME}", "direct=off")
+    disk = add(*words)
+    with dirty(disk):
+        os.kill(info(disk)["pid"], signal.SIGSTOP)
+        delete = subprocess.Popen([UBLK, "delete", disk], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        time.sleep(1.0)  # until it writes back
+        server = subprocess.Popen(
+            ["strace", "-f", "-D", "-o", "/dev/null", "-e", "inject=fsync,fdatasync:error=EIO:delay_enter=3000000",
+             UBLK, "replace", "--foreground", disk, *words],
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        _, output = delete.communicate(timeout=LIMIT)
+        assert delete.returncode == 1 and "its server could not keep" in output, output
+        assert server.wait(LIMIT) == 1
 
 
 @pytest.mark.parametrize("sync", ["of GNU", "of others"])
@@ -397,7 +416,7 @@ def test_a_disk_that_nobody_can_open_is_not_deleted(add: Add) -> None:
 
 
 def test_a_disk_that_nobody_can_open_is_deleted_without_a_server(add: Add) -> None:
-    """Whoever had claimed it would be known, and nothing else would help those who wait for it."""
+    """A program that had claimed it would be known, and nothing else helps those that wait for it."""
     disk = add("passthrough", f"file={NVME}")
     kill(disk)
     search = begin_search(disk)
