@@ -422,26 +422,29 @@ ino_t shown_ino(dev_t dev, ino_t ino)
 	return ino ^ (ino_t)(dev ^ root.dev) << 32;
 }
 
-/* Finds inode, which is in use, by the number that it has now. */
-static void renumber(struct inode *inode)
+bool inode_renumber(struct inode *inode)
 {
 	struct stat st;
+	bool other;
 
+	if (numbers != NUMBERS_SHARED)
+		return false;
 	pthread_mutex_lock(&stripes->lock);
-	if (fstat(fd_in(atomic_load(&inode->fd)), &st) == 0 &&
-		(st.st_ino != inode->ino || st.st_dev != inode->dev)) {
+	other = fstat(fd_in(atomic_load(&inode->fd)), &st) == 0 &&
+		(st.st_ino != inode->ino || st.st_dev != inode->dev);
+	if (other) {
 		leave(stripes, inode);
 		inode->dev = st.st_dev;
 		inode->ino = st.st_ino;
 		enter(stripes, inode);
 	}
 	pthread_mutex_unlock(&stripes->lock);
+	return other;
 }
 
 void inode_put(struct inode *inode)
 {
-	if (numbers == NUMBERS_SHARED)
-		renumber(inode);
+	inode_renumber(inode);
 	unpin(inode);
 }
 

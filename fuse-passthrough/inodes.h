@@ -87,10 +87,17 @@ ino_t shown_ino(dev_t dev, ino_t ino);
 /*
  * An O_PATH descriptor of inode (of the root: a readable one), good until
  * inode_put(); or a negative errno, ESTALE when the file is gone. What changes
- * the file of inode comes between the two, and after it a lookup of the file.
+ * the file of inode comes between the two, and a lookup of the file after them
+ * or after inode_renumber().
  */
 int inode_get(struct inode *inode);
 void inode_put(struct inode *inode);
+
+/*
+ * Between the two, after such a change: lookups find inode by the number that its file has by now.
+ * Whether that is another one.
+ */
+bool inode_renumber(struct inode *inode);
 
 /* Whether a change of a file may change its number: NUMBERS_SHARED. */
 bool inodes_change_numbers(void);

@@ -586,6 +586,7 @@ static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const
 	}
 	result = linkat(AT_FDCWD, fd_path(fd).path, dir, new_name, AT_SYMLINK_FOLLOW);
 	result = result == -1 ? -errno : 0;
+	inode_renumber(inode); /* the new name is of this inode, also where the file has moved */
 	result = lookup_made(new_parent, new_name, 0, fd, result, &entry);
 	inode_put(inode);
 	inode_put(parent);

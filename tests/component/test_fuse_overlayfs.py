@@ -151,11 +151,27 @@ def test_a_file_that_goes_to_the_upper_layer_stays_one_file(change: str, over_li
         fcntl.flock(before, fcntl.LOCK_EX)
         CHANGES[change](path)
         assert (over_links.source / "first").stat().st_ino != number, "it is where it was: this tests nothing"
-        os.listdir(over_links.point)
-        with path.open() as after, pytest.raises(BlockingIOError):
-            fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in ("third", "first") if change == "link" else ("first",):
+            if name == "first":
+                os.listdir(over_links.point)
+            with path.with_name(name).open() as after, pytest.raises(BlockingIOError):
+                fcntl.flock(after, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with (over_links.point / "second").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("over_links", MODES, indirect=True)
+def test_a_new_link_of_a_file_of_the_lower_layer_is_the_same_file(over_links: Mount) -> None:
+    """The kernel caches it once: of two, each would be written back as if the other had not been changed."""
+    path, link = over_links.point / "first", over_links.point / "third"
+    os.link(path, link)
+    assert link.lstat().st_ino == path.lstat().st_ino
+    for number, name in enumerate((link, path, link)):
+        with name.open("ab") as file:
+            file.write(b" %d" % number)
+        assert path.read_bytes() == link.read_bytes() == b"old 0 1 2"[: 5 + 2 * number]
+    for top in (over_links.source, over_links.point):
+        assert [(top / name).read_bytes() for name in ("first", "third", "second")] == [b"old 0 1 2"] * 2 + [b"old"]
 
 
 def test_links_that_cannot_be_told_apart_are_not_found(fuse_source: Path) -> None:
