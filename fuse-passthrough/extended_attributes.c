@@ -198,7 +198,7 @@ static void fs_setxattr(
 		end_capability(inode);
 	if (result == 0 && strcmp(name, "system.posix_acl_access") == 0)
 		result = drop_setgid(req, fd);
-	inode_put(inode);
+	inode_put_changed(inode);
 	reply_change(req, ino, name, result);
 }
 
@@ -226,7 +226,7 @@ static void fs_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 	result = check_changer(req, fd, name);
 	if (result == 0 && removexattr(fd_path(fd).path, name) == -1)
 		result = -errno;
-	inode_put(inode);
+	inode_put_changed(inode);
 	if (result == -EPERM && goes_with_a_change(req, name))
 		result = 0;
 	reply_change(req, ino, name, result);

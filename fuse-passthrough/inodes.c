@@ -442,10 +442,12 @@ bool inode_renumber(struct inode *inode)
 	return other;
 }
 
-void inode_put(struct inode *inode)
+bool inode_put(struct inode *inode)
 {
-	inode_renumber(inode);
+	bool other = inode_renumber(inode);
+
 	unpin(inode);
+	return other;
 }
 
 bool inodes_change_numbers(void)

@@ -91,11 +91,11 @@ ino_t shown_ino(dev_t dev, ino_t ino);
  * or after inode_renumber().
  */
 int inode_get(struct inode *inode);
-void inode_put(struct inode *inode);
+bool inode_put(struct inode *inode);
 
 /*
  * Between the two, after such a change: lookups find inode by the number that its file has by now.
- * Whether that is another one.
+ * Returns, as inode_put() does, whether that is another one than before.
  */
 bool inode_renumber(struct inode *inode);
 

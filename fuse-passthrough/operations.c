@@ -76,6 +76,13 @@ static void reply_attr(fuse_req_t req, fuse_ino_t ino, struct stat *st)
 	fuse_reply_attr(req, st, attr_timeout(inode_of(ino), st->st_mode));
 }
 
+void inode_put_changed(struct inode *inode)
+{
+	/* Waits for nobody: the caller keeps the inode until it has its answer. */
+	if (inode_put(inode))
+		fuse_lowlevel_notify_inval_inode(session.fuse, inode_number(inode), -1, 0);
+}
+
 /* ---- lookup ---- */
 
 int lookup_fd(int fd, struct fuse_entry_param *entry)
@@ -639,7 +646,7 @@ static void release_changed(struct inode *inode)
 {
 	if (!inode)
 		return;
-	inode_put(inode);
+	inode_put_changed(inode);
 	inode_forget(inode, 1);
 }
 

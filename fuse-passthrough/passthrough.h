@@ -104,6 +104,13 @@ int lookup_fd(int fd, struct fuse_entry_param *entry);
  */
 void take_back(struct inode *parent, const char *name, int flags, int fd);
 
+/*
+ * inode_put() after a call that may have moved the file to the upper layer of an overlayfs, in a
+ * request that does not answer with attributes and for which the caller keeps the inode. There it
+ * has another number and one name, for which the kernel would not ask again.
+ */
+void inode_put_changed(struct inode *inode);
+
 /* Clears the set-id bits of fd that a write by the sender of req, who is not privileged, takes
  * away. */
 int clear_setid(fuse_req_t req, int fd);

@@ -160,6 +160,17 @@ def test_a_file_that_goes_to_the_upper_layer_stays_one_file(change: str, over_li
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.parametrize("over_links", ["default", "no-writeback"], indirect=True)
+@pytest.mark.parametrize("change", CHANGES)
+def test_attributes_of_a_file_that_goes_to_the_upper_layer(change: str, over_links: Mount) -> None:
+    """It has another number there, and one name: the kernel must not go on with those of before."""
+    path, below = over_links.point / "first", over_links.source / "first"
+    assert path.stat().st_nlink == below.stat().st_nlink == 2
+    CHANGES[change](path)
+    assert below.stat().st_nlink == (2 if change == "link" else 1)
+    assert (path.stat().st_nlink, path.stat().st_ino) == (below.stat().st_nlink, below.stat().st_ino)
+
+
 @pytest.mark.parametrize("over_links", MODES, indirect=True)
 def test_a_new_link_of_a_file_of_the_lower_layer_is_the_same_file(over_links: Mount) -> None:
     """The kernel caches it once: of two, each would be written back as if the other had not been changed."""
