@@ -384,10 +384,28 @@ static int set_clock_times(fuse_req_t req, int fd, bool open_file, const struct 
 	return !(what & FUSE_SET_ATTR_ATIME) && is_kernels_own(req, fd) ? 0 : -EPERM;
 }
 
+/*
+ * Whether the kernel sends times only because it has changed that of the last change, as with
+ * write-back after a name is removed, and the source has the others. To set them again would have
+ * an overlayfs copy all of a file from the lower layer to the upper one. If the file is gone, that
+ * fails, and close(2) and fsync(2) would fail with it.
+ */
+static bool has_times(int fd, bool open_file, const struct stat *st, int what)
+{
+	struct stat now;
+
+	return inodes_change_numbers() && !open_file &&
+	       what == (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_CTIME) && fstat(fd, &now) == 0 &&
+	       now.st_mtim.tv_sec == st->st_mtim.tv_sec &&
+	       now.st_mtim.tv_nsec == st->st_mtim.tv_nsec;
+}
+
 static int set_times(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)
 {
 	struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_OMIT}};
 
+	if (has_times(fd, open_file, st, what))
+		return 0;
 	if (what & FUSE_SET_ATTR_ATIME_NOW)
 		times[0].tv_nsec = UTIME_NOW;
 	else if (what & FUSE_SET_ATTR_ATIME)

@@ -185,6 +185,52 @@ def test_a_new_link_of_a_file_of_the_lower_layer_is_the_same_file(over_links: Mo
         assert [(top / name).read_bytes() for name in ("first", "third", "second")] == [b"old 0 1 2"] * 2 + [b"old"]
 
 
+def written(mount: Mount) -> int:
+    """The bytes that the daemon, or the kernel for it, has put into the cache of the source's disk."""
+    text = Path(f"/proc/{mount.process.pid}/io").read_text()
+    return int(text.split("\nwrite_bytes: ")[1].split()[0])
+
+
+REMOVALS: dict[str, Callable[[Path], object]] = {
+    "unlink": lambda path: path.unlink(),
+    "replace": lambda path: path.with_name("new").replace(path),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_a_file_of_the_lower_layer_is_removed_without_a_copy(removal: str, mode: str, fuse_source: Path) -> None:
+    """With write-back the kernel sends the times of what has lost its name, for which overlayfs would copy it."""
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    size = 4 << 20
+    (fuse_source / "file").write_bytes(b"x" * size)
+    (fuse_source / "new").write_text("new")
+    with (
+        overlay(fuse_source, fuse_source.with_name("space")) as below,
+        rings_enabled(),
+        over(below, fuse_source, *MODES[mode]) as mount,
+    ):
+        descriptor, before = os.open(mount.point / "file", os.O_RDONLY), written(mount)
+        try:
+            REMOVALS[removal](mount.point / "file")
+            assert written(mount) - before < size
+            os.fsync(descriptor)
+            assert os.pread(descriptor, 2, size - 1) == b"x"
+        finally:
+            os.close(descriptor)
+        assert (mount.point / "file").exists() is (removal == "replace")
+
+
+@pytest.mark.parametrize("over_links", ["default"], indirect=True)
+def test_times_that_a_file_of_the_lower_layer_does_not_have_are_set(over_links: Mount) -> None:
+    path, below = over_links.point / "first", over_links.source / "first"
+    for seconds in (1, 1, 2):
+        checked(["touch", "--no-create", "-m", f"--date=@{seconds}", str(path)])
+        assert path.stat().st_mtime == below.stat().st_mtime == seconds
+    assert over_links.point.joinpath("second").stat().st_mtime > 2
+
+
 def test_links_that_cannot_be_told_apart_are_not_found(fuse_source: Path) -> None:
     """Taken for one, a write to one would be in the other."""
     wrapper = traced("inotify_add_watch", "error=ENOSPC")
