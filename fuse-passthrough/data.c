@@ -416,16 +416,23 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 
 /*
  * ext4 gives a file that it cannot extend by all, for lack of space, the size of what it could, and
- * the kernel does not ask for it after an error. With FALLOC_FL_KEEP_SIZE, that fails before.
+ * the kernel does not ask for it after an error. With FALLOC_FL_KEEP_SIZE, that fails before. Then
+ * only the last byte extends the file, since others (XFS, below an overlayfs) want room for all of
+ * a call, whatever has been allocated.
  */
 static int allocate(int fd, int mode, off_t offset, off_t length)
 {
 	struct stat st;
 
-	if (!(mode & FALLOC_FL_KEEP_SIZE) && fstat(fd, &st) == 0 && offset + length > st.st_size &&
-		fallocate(fd, mode | FALLOC_FL_KEEP_SIZE, offset, length) == -1 &&
-		(errno == ENOSPC || errno == EDQUOT))
-		return -errno;
+	if (fs.extends_in_part && !(mode & FALLOC_FL_KEEP_SIZE) && fstat(fd, &st) == 0 &&
+		offset + length > st.st_size) {
+		if (fallocate(fd, mode | FALLOC_FL_KEEP_SIZE, offset, length) == 0) {
+			offset += length - 1;
+			length = 1;
+		} else if (errno == ENOSPC || errno == EDQUOT) {
+			return -errno;
+		}
+	}
 	return fallocate(fd, mode, offset, length) == -1 ? -errno : 0;
 }
 

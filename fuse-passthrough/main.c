@@ -326,6 +326,12 @@ static bool closes_plainly(unsigned long type)
 	       type == BTRFS_SUPER_MAGIC;
 }
 
+/* May a failed allocation extend its files? */
+static bool extends_in_part(unsigned long type)
+{
+	return type == EXT4_SUPER_MAGIC || is_stacked(type);
+}
+
 /*
  * Do its directories have names without case? Of the first group each one may (chattr(1) +F), all
  * of the second do, perhaps only because their server does.
@@ -397,6 +403,7 @@ int main(int argc, char *argv[])
 		goto out;
 	files.in_memory = in_memory(type);
 	fs.plain_close = closes_plainly(type);
+	fs.extends_in_part = extends_in_part(type);
 	fs.names = names_of(type);
 	fs.stacked = is_stacked(type);
 	/* With it, nothing could be upon the mount, which only who asks for it shall lose. */

@@ -32,14 +32,15 @@ enum names { NAMES_UNKNOWN, NAMES_WITH_CASE, NAMES_WITHOUT_CASE };
 
 /* The one file system of this process. Set up by main.c, constant once the session runs. */
 struct filesystem {
-	bool passthrough;   /* as asked for; turned off when the kernel does not have it */
-	bool stacked;	    /* the source may be upon another file system */
-	bool is_root;	    /* files can be given to the requesting user */
-	bool owns_all;	    /* and the rights of root hold for files of any owner */
-	bool killpriv_v2;   /* the kernel says when set-id bits must go */
-	bool direct_mmap;   /* O_DIRECT files may bypass the kernel's cache and still be mapped */
-	bool plain_close;   /* close(2) does nothing to a file of the source */
-	enum names names;   /* of all directories; unknown: of each its own */
+	bool passthrough;     /* as asked for; turned off when the kernel does not have it */
+	bool stacked;	      /* the source may be upon another file system */
+	bool is_root;	      /* files can be given to the requesting user */
+	bool owns_all;	      /* and the rights of root hold for files of any owner */
+	bool killpriv_v2;     /* the kernel says when set-id bits must go */
+	bool direct_mmap;     /* O_DIRECT files may bypass the kernel's cache and still be mapped */
+	bool plain_close;     /* close(2) does nothing to a file of the source */
+	bool extends_in_part; /* an allocation that fails may extend a file of the source */
+	enum names names;     /* of all directories; unknown: of each its own */
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
 	bool direct_drops_pages; /* a direct write leaves none of what it has overwritten in the
 				    cache */

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,7 @@ from fuse_mount import (
 from fuse_mount import (
     threads as threads_of,
 )
+from fuse_sources import on_image, over, overlay
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
 from waiting import stop, wait_until
 
@@ -331,33 +332,18 @@ def test_a_long_copy_is_many_requests(fuse_default: Mount) -> None:
 
 @pytest.mark.parametrize("kind", ["xfs", "btrfs"])
 def test_a_long_copy_of_shared_blocks_is_one_request(kind: str, tmp_path: Path, fuse_source: Path) -> None:
-    if shutil.which(f"mkfs.{kind}") is None:
-        pytest.skip(f"mkfs.{kind} is not installed")
-    image, below, size = tmp_path / "image", tmp_path / "below", 64 * MIB + 5
-    below.mkdir()
-    with image.open("wb") as file:
-        file.truncate(512 * MIB)
-    checked([f"mkfs.{kind}", "-q", str(image)])
-    mounted = run(["mount", "-o", "loop", str(image), str(below)])
-    if mounted.returncode != 0:
-        pytest.skip(f"kernel: no {kind}: {mounted.stderr}")
-    try:
+    size = 64 * MIB + 5
+    with on_image(kind, tmp_path) as below:
         (below / "from").write_bytes(pattern(size))
         checked(["sync", "-f", str(below)])
         free = os.statvfs(below).f_bavail * os.statvfs(below).f_bsize
-        mount = start(below, fuse_source.with_name("mount"))
-        try:
+        with over(below, fuse_source) as mount:
             with (mount.point / "from").open("rb") as source, (mount.point / "to").open("wb") as target:
                 assert os.copy_file_range(source.fileno(), target.fileno(), size) == size
                 assert os.copy_file_range(source.fileno(), target.fileno(), 32 * MIB, 0, size + 1) == 8 * MIB
             assert (mount.point / "to").read_bytes() == pattern(size) + b"\0" + pattern(8 * MIB)
-            mount.unmount()
-        finally:
-            mount.kill()
         checked(["sync", "-f", str(below)])
         assert free - os.statvfs(below).f_bavail * os.statvfs(below).f_bsize < 16 * MIB
-    finally:
-        unmount(below)
 
 
 def test_truncation_is_seen_by_everybody(fuse: Mount) -> None:
@@ -458,6 +444,31 @@ def test_an_allocation_for_which_there_is_no_room(fuse: Mount) -> None:
         (fuse.source / "blocker").unlink()
         file.write(b"second")
     assert (fuse.point / "file").read_bytes() == (fuse.source / "file").read_bytes() == b"first second"
+
+
+def free_in(directory: Path) -> int:
+    return os.statvfs(directory).f_bavail * os.statvfs(directory).f_bsize
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_an_allocation_of_most_of_the_room(kind: str, stacked: bool, tmp_path: Path, fuse_source: Path) -> None:
+    """XFS wants room for all of a call, also where it has allocated that already."""
+    with (
+        on_image(kind, tmp_path) as disk,
+        overlay(fuse_source, disk) if stacked else nullcontext(disk) as below,
+        over(below, fuse_source) as mount,
+    ):
+        free = free_in(disk)
+        size = free * 3 // 4 // MIB * MIB
+        with (mount.point / "file").open("wb") as file, (mount.point / "other").open("wb") as other:
+            os.posix_fallocate(file.fileno(), 0, size)
+            assert os.stat(file.fileno()).st_size == (below / "file").stat().st_size == size
+            with pytest.raises(OSError) as caught:
+                os.posix_fallocate(other.fileno(), 0, size)
+            assert caught.value.errno == errno.ENOSPC
+            assert os.stat(other.fileno()).st_size == (below / "other").stat().st_size == 0
+            assert free - free_in(disk) < size + 16 * MIB
 
 
 @pytest.mark.parametrize("mapped", [True, False])

@@ -22,32 +22,15 @@ from fuse_mount import (
     lacking_for_mode,
     renameat2,
     rings_enabled,
-    start,
     stat_errno,
     traced,
-    unmount,
 )
+from fuse_sources import over, overlay
 from nbdkit_server import checked, run
 
 FuseStart = Callable[..., Mount]
 
 pytestmark = pytest.mark.skipif(lacking_for_fuse() is not None, reason=str(lacking_for_fuse()))
-
-
-@contextmanager
-def overlay(lower: Path, space: Path, *more: str) -> Iterator[Path]:
-    """An overlayfs upon lower, with more options; skips where there is none."""
-    for name in ("upper", "work", "overlay"):
-        (space / name).mkdir(parents=True)
-    options = ",".join((f"lowerdir={lower},upperdir={space}/upper,workdir={space}/work", *more))
-    mounted = run(["mount", "-t", "overlay", "-o", options, "userblk-test", str(space / "overlay")])
-    if "unknown filesystem type" in mounted.stderr:
-        pytest.skip("kernel: no overlayfs")
-    assert mounted.returncode == 0, mounted.stderr
-    try:
-        yield space / "overlay"
-    finally:
-        unmount(space / "overlay")
 
 
 @pytest.mark.parametrize("option", ["--passthrough=auto", "--passthrough"])
@@ -70,17 +53,13 @@ def test_passthrough_over_overlayfs(option: str, fuse_source: Path) -> None:
     if reason := lacking_for_mode("passthrough"):
         pytest.skip(reason)
     (fuse_source / "file").write_text("text")
-    with overlay(fuse_source, fuse_source.with_name("space")) as below:
-        mount = start(below, fuse_source.with_name("mount"), option)
-        try:
-            assert mount.status["passthrough"] == ("off" if "auto" in option else "on")
-            assert (mount.point / "file").read_text() == "text"
-            if "auto" in option:
-                with overlay(mount.point, fuse_source.with_name("more")) as top:
-                    assert (top / "file").read_text() == "text"
-            mount.unmount()  # it would say that the kernel refuses to pass a file through
-        finally:
-            mount.kill()
+    # At the end it would say that the kernel refuses to pass a file through.
+    with overlay(fuse_source, fuse_source.with_name("space")) as below, over(below, fuse_source, option) as mount:
+        assert mount.status["passthrough"] == ("off" if "auto" in option else "on")
+        assert (mount.point / "file").read_text() == "text"
+        if "auto" in option:
+            with overlay(mount.point, fuse_source.with_name("more")) as top:
+                assert (top / "file").read_text() == "text"
 
 
 @contextmanager
@@ -91,16 +70,6 @@ def links(fuse_source: Path) -> Iterator[Path]:
     os.link(fuse_source / "first", fuse_source / "second")
     with overlay(fuse_source, fuse_source.with_name("space"), "index=off") as below:
         yield below
-
-
-@contextmanager
-def over(below: Path, fuse_source: Path, *options: str, wrapper: tuple[str, ...] = ()) -> Iterator[Mount]:
-    mount = start(below, fuse_source.with_name("mount"), *options, wrapper=wrapper)
-    try:
-        yield mount
-        mount.unmount()
-    finally:
-        mount.kill()
 
 
 @pytest.fixture
