@@ -419,11 +419,31 @@ static int set_times(fuse_req_t req, int fd, bool open_file, const struct stat *
 	return errno == EPERM ? set_clock_times(req, fd, open_file, st, what) : -errno;
 }
 
+/*
+ * Gives the file of an O_PATH descriptor, which is empty, a new time of modification, as open(2)
+ * with O_TRUNC does: where truncate(2) changes nothing, many file systems do not change the time
+ * either. Not for files with data: ext4, XFS and Btrfs write a truncated file at the next close(2),
+ * which must be the user's.
+ */
+static int empty_again(int fd)
+{
+	int file = open_retrying(fd_path(fd).path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+
+	if (file < 0)
+		return file;
+	close(file);
+	return 0;
+}
+
 /* fd is open for writing if there is an open file, otherwise O_PATH. */
 static int set_size(int fd, bool open_file, off_t size)
 {
-	int result = open_file ? ftruncate(fd, size) : truncate(fd_path(fd).path, size);
+	struct stat st;
+	int result;
 
+	if (!open_file && size == 0 && fstat(fd, &st) == 0 && st.st_size == 0)
+		return empty_again(fd);
+	result = open_file ? ftruncate(fd, size) : truncate(fd_path(fd).path, size);
 	return result == -1 ? -errno : 0;
 }
 

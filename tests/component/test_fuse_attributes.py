@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, aligned, as_user, bare_mapping, direct, lacking_for_mode, traced
+from fuse_sources import on_image, over
+from loops import mounted
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
 from views import HAS_BIRTH, statx
 
@@ -369,6 +371,25 @@ def test_modification_is_seen_in_the_time(fuse: Mount) -> None:
         file.write("more")
     assert path.stat().st_mtime > 1_000_000_000
     assert path.stat().st_size == 8
+
+
+@pytest.mark.parametrize("name", MODES)
+@pytest.mark.parametrize("kind", ["tmpfs", "xfs", "btrfs"])
+def test_opening_an_empty_file_to_replace_it_is_seen_in_the_time(
+    kind: str, name: str, tmp_path: Path, fuse_source: Path
+) -> None:
+    """By O_TRUNC, as a shell does for the stamps of make(1). At truncate(2), only ext4 changes the time."""
+    if reason := lacking_for_mode(name):
+        pytest.skip(reason)
+    source = mounted(tmp_path / "below", kind) if kind == "tmpfs" else on_image(kind, tmp_path)
+    with source as below, over(below, fuse_source, *MODES[name]) as mount:
+        path = mount.point / "file"
+        for how in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+            path.touch()
+            os.utime(path, (1, 1))
+            os.close(os.open(path, how | os.O_TRUNC))
+            assert path.stat().st_mtime > 1
+            assert (below / "file").stat().st_mtime > 1
 
 
 def test_direct_write_is_seen_in_the_time(fuse: Mount) -> None:
