@@ -120,6 +120,17 @@ static void drop_pipe(struct pipe *p)
 	pipe_free(p);
 }
 
+bool close_thread_pipe(void)
+{
+	struct pipe *p;
+
+	pthread_once(&pipe_once, make_pipe_key);
+	p = pthread_getspecific(pipe_key);
+	if (p)
+		drop_pipe(p);
+	return p != NULL;
+}
+
 /* ---- reads ---- */
 
 /* libfuse would allocate memory for each read, which is a new mapping each time. */

@@ -282,6 +282,7 @@ bool fds_freed(void)
 		/* In the first round it may find that each has just been used. */
 		freed = close_some(EMERGENCY, 2 * open_fds.count) > 0;
 		pthread_mutex_unlock(&open_fds.lock);
+		freed = freed || close_thread_pipe();
 	}
 	errno = error;
 	return freed;
@@ -662,40 +663,46 @@ bool inode_identify(int dir_fd, const char *name, dev_t *dev, ino_t *ino)
 	return true;
 }
 
-/* The known inode of name, with its descriptor, one more lookup and one more user; or NULL. */
-static struct inode *hold_victim(int dir_fd, const char *name)
+/*
+ * Into *victim the known inode of name, with its descriptor, one more lookup and one more user; or
+ * NULL. 0 or a negative errno.
+ */
+static int hold_victim(int dir_fd, const char *name, struct inode **victim)
 {
 	struct stripe *stripe;
 	struct inode *inode;
 	dev_t dev;
 	ino_t ino;
+	int fd;
 
 	if (!inode_identify(dir_fd, name, &dev, &ino))
-		return NULL;
+		return 0;
 	stripe = stripe_of(dev, ino);
 	pthread_mutex_lock(&stripe->lock);
 	inode = find(stripe, dev, ino);
 	if (inode)
 		inode->lookups++;
 	pthread_mutex_unlock(&stripe->lock);
-	if (inode && inode_get(inode) < 0) { /* a dead one whose number was recycled */
+	fd = inode ? inode_get(inode) : 0;
+	if (fd < 0) {
 		inode_forget(inode, 1);
-		inode = NULL;
+		return fd == -ESTALE ? 0 : fd; /* a dead one whose number was recycled */
 	}
-	return inode;
+	*victim = inode;
+	return 0;
 }
 
-void removal_begin(struct removal *removal, int dir_fd, const char *name)
+int removal_begin(struct removal *removal, int dir_fd, const char *name)
 {
 	*removal = (struct removal){.all_open = true};
 	if (!have_handles)
-		return;
+		return 0;
 	pthread_rwlock_rdlock(&closing.lock);
 	if (!closing.begun)
-		return;
+		return 0;
 	pthread_rwlock_unlock(&closing.lock);
 	removal->all_open = false;
-	removal->victim = hold_victim(dir_fd, name);
+	return hold_victim(dir_fd, name, &removal->victim);
 }
 
 void removal_end(struct removal *removal)

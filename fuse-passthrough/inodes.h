@@ -120,13 +120,15 @@ void inode_forget(struct inode *inode, uint64_t count);
 
 /*
  * Between the two, name below dir_fd may be removed: if the kernel knows its
- * inode, that has a descriptor by then, which stays.
+ * inode, that has a descriptor by then, which stays. The first returns 0, or a
+ * negative errno where there is no descriptor for it, and then the second is
+ * not called.
  */
 struct removal {
 	struct inode *victim; /* with one more lookup and user; or NULL */
 	bool all_open;	      /* no descriptor was ever closed, and none is until the end */
 };
-void removal_begin(struct removal *removal, int dir_fd, const char *name);
+int removal_begin(struct removal *removal, int dir_fd, const char *name);
 void removal_end(struct removal *removal);
 
 /* Calls visit for each inode that has writers, without a lock. 0, or -ENOMEM: for some only. */

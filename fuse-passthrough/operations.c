@@ -647,9 +647,11 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int
 		reply(req, dir);
 		return;
 	}
-	removal_begin(&removal, dir, name);
-	result = unlinkat(dir, name, flags) == -1 ? -errno : 0;
-	removal_end(&removal);
+	result = removal_begin(&removal, dir, name);
+	if (result == 0) {
+		result = unlinkat(dir, name, flags) == -1 ? -errno : 0;
+		removal_end(&removal);
+	}
 	inode_put(inode_of(parent));
 	reply(req, result);
 }
@@ -664,20 +666,28 @@ static void fs_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 	remove_name(req, parent, name, AT_REMOVEDIR);
 }
 
-/* The inode of name below parent, which a rename may change, with its descriptor; or NULL. */
-static struct inode *hold_changed(struct inode *parent, const char *name)
+/*
+ * Into *changed the inode of name below parent, which a rename may change, with its descriptor; or
+ * NULL. 0 or a negative errno.
+ */
+static int hold_changed(struct inode *parent, const char *name, struct inode **changed)
 {
 	struct fuse_entry_param entry;
-	struct inode *inode = NULL;
+	int result;
 
-	if (inodes_change_numbers() && lookup_name(parent, name, &entry) == 0) {
-		inode = inode_of(entry.ino);
-		if (inode_get(inode) < 0) {
-			inode_forget(inode, 1);
-			inode = NULL;
-		}
+	if (!inodes_change_numbers())
+		return 0;
+	result = lookup_name(parent, name, &entry);
+	/* What is not there, or is a mount point, the rename refuses. */
+	if (result < 0)
+		return result == -ENOENT || result == -EXDEV ? 0 : result;
+	result = inode_get(inode_of(entry.ino));
+	if (result < 0) {
+		inode_forget(inode_of(entry.ino), 1);
+		return result;
 	}
-	return inode;
+	*changed = inode_of(entry.ino);
+	return 0;
 }
 
 static void release_changed(struct inode *inode)
@@ -688,27 +698,40 @@ static void release_changed(struct inode *inode)
 	inode_forget(inode, 1);
 }
 
+/* 0 or a negative errno. */
+static int rename_over(fuse_req_t req, int dir, const char *name, int new_dir, const char *new_name,
+	unsigned int flags)
+{
+	struct removal removal;
+	int result = removal_begin(&removal, new_dir, new_name);
+
+	if (result < 0)
+		return result;
+	/* RENAME_WHITEOUT makes a file. */
+	caller_begin(req, 0);
+	result = renameat2(dir, name, new_dir, new_name, flags) == -1 ? -errno : 0;
+	caller_end(req);
+	removal_end(&removal);
+	return result;
+}
+
 /* 0 or a negative errno; from and to are open as dir and new_dir. */
 static int rename_name(fuse_req_t req, struct inode *from, int dir, const char *name,
 	struct inode *to, int new_dir, const char *new_name, unsigned int flags)
 {
 	enum names old = names_in(from, dir), new = names_in(to, new_dir);
-	struct inode *moved, *exchanged;
-	struct removal removal;
+	struct inode *moved = NULL, *exchanged = NULL;
 	int result;
 
 	/* mv(1) then makes a new file, about which the kernel asks. */
 	if (from != to &&
 		(takes_memory(old, new) || ((flags & RENAME_EXCHANGE) && takes_memory(new, old))))
 		return -EXDEV;
-	moved = hold_changed(from, name);
-	exchanged = flags & RENAME_EXCHANGE ? hold_changed(to, new_name) : NULL;
-	removal_begin(&removal, new_dir, new_name);
-	/* RENAME_WHITEOUT makes a file. */
-	caller_begin(req, 0);
-	result = renameat2(dir, name, new_dir, new_name, flags) == -1 ? -errno : 0;
-	caller_end(req);
-	removal_end(&removal);
+	result = hold_changed(from, name, &moved);
+	if (result == 0 && (flags & RENAME_EXCHANGE))
+		result = hold_changed(to, new_name, &exchanged);
+	if (result == 0)
+		result = rename_over(req, dir, name, new_dir, new_name, flags);
 	release_changed(exchanged);
 	release_changed(moved);
 	return result;

@@ -134,6 +134,10 @@ struct fd_path fd_path(int fd);
  * errno. */
 int open_retrying(const char *path, int flags);
 
+/* Closes the pipe that the calling thread keeps for reads; false: it has none. Not during a read.
+ */
+bool close_thread_pipe(void);
+
 /* Descriptor of an open file, as file.c packs it into fi->fh. */
 int file_fd(const struct fuse_file_info *fi);
 

@@ -10,9 +10,10 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from time import sleep
 
@@ -199,6 +200,62 @@ def test_too_many_open_files_are_an_error_and_pass(fuse_source: Path, fuse_start
         for descriptor in opened:
             os.pwrite(descriptor, b"written", 0)
     assert (mount.point / names[-1]).read_text() == names[-1]
+
+
+def open_all(paths: Iterable[Path], files: ExitStack, flags: int = os.O_RDONLY) -> int:
+    """Opens one after the other until the daemon has no descriptor left, and returns how many there were."""
+    for count, path in enumerate(paths):
+        try:
+            files.callback(os.close, os.open(path, flags))
+        except OSError as error:
+            assert error.errno == errno.EMFILE
+            return count
+    raise AssertionError("there are more descriptors than files")
+
+
+@pytest.mark.parametrize("removal", ["unlink", "rename"])
+def test_without_a_descriptor_for_it_nothing_in_use_is_removed(
+    removal: str, fuse_source: Path, fuse_start: FuseStart
+) -> None:
+    """No handle opens it again, so that all its users would get ESTALE."""
+    names = fill(fuse_source)
+    mount = fuse_start("--nosplice", wrapper=("prlimit", "--nofile=64"))
+    victim, other = mount.point / names[0], mount.point / names[1]
+    other.stat()  # so that the kernel does not look for it later
+
+    def remove() -> int:
+        try:
+            victim.unlink() if removal == "unlink" else other.rename(victim)
+        except OSError as error:
+            return error.errno or 0
+        return 0
+
+    used = os.open(victim, os.O_PATH)
+    try:
+        with ExitStack() as files:
+            assert open_all((mount.point / name for name in names[2:]), files) > 30
+            # A file took a descriptor and one for its inode; the root has that always.
+            open_all(repeat(mount.point), files, os.O_DIRECTORY)
+            assert remove() == errno.EMFILE
+            assert (fuse_source / names[0]).read_text() == names[0]
+        wait_until("descriptors are free", lambda: remove() == 0)
+        assert os.fstat(used).st_nlink == 0
+        assert Path(f"/proc/self/fd/{used}").read_text() == names[0]
+    finally:
+        os.close(used)
+
+
+@pytest.mark.skipif(LIBFUSE < (3, 12), reason="libfuse: before 3.12, it has no limit of threads")
+def test_descriptors_of_a_pipe_are_there_for_files(fuse_source: Path, fuse_start: FuseStart) -> None:
+    names = fill(fuse_source)
+    counts = []
+    mount = fuse_start("--max-threads=1", wrapper=("prlimit", "--nofile=64"))
+    for _ in range(2):
+        with ExitStack() as files:
+            counts.append(open_all((mount.point / name for name in names[1:]), files))
+        wait_until("they are closed", lambda: descriptors(mount) < 40)
+        assert (mount.point / names[0]).read_text() == names[0]  # by the pipe of the one thread
+    assert counts[0] == counts[1]
 
 
 def test_file_removed_below_is_stale_not_another(fuse_source: Path, fuse_start: FuseStart) -> None:

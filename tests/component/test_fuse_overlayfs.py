@@ -206,6 +206,10 @@ def test_links_that_cannot_be_told_apart_are_not_found(fuse_source: Path) -> Non
     with links(fuse_source) as below, over(below, fuse_source, wrapper=wrapper) as mount:
         assert (mount.point / "first").read_bytes() == b"old"
         assert stat_errno(mount.point / "second") == errno.ENOSPC
+        # It would get another number, by which it would be found as another file.
+        with pytest.raises(OSError) as caught:
+            (mount.point / "first").rename(mount.point / "moved")
+        assert caught.value.errno == errno.ENOSPC
         (mount.point / "first").write_bytes(b"new")
         assert (mount.point / "second").read_bytes() == b"old"
 
