@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 
 #include "backends/program.h"
 #include "programs/exit_codes.h"
+#include "programs/io_flusher.h"
 
 static _Atomic bool error_told;
 
@@ -43,8 +43,7 @@ int program_open(const struct params *params, struct backend **device)
 {
 	int r;
 
-	/* Its memory must not be freed by writing to its own disk: prctl(2). Needs privileges. */
-	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
+	become_io_flusher();
 	r = backend_open(params, 0, &program_host, device);
 	if (r == 0)
 		return 0;

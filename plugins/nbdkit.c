@@ -16,6 +16,7 @@
 #include <nbdkit-plugin.h>
 
 #include "plugins/nbdkit_adapter.h"
+#include "programs/io_flusher.h"
 
 /* What the nbdkit at hand calls. Debian 11 has 1.24. */
 #define HAVE_CLEANUP	(NBDKIT_VERSION_MINOR >= 26)
@@ -204,6 +205,8 @@ static void end_watcher(void)
 static int adapter_after_fork(void)
 {
 	serving = true;
+	/* Before there are threads. The client may be the kernel of this machine. */
+	become_io_flusher();
 	backend_start(device);
 	start_watcher();
 	return 0;

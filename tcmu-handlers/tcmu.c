@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "programs/io_flusher.h"
 #include "tcmu-handlers/commands.h"
 
 /*
@@ -520,6 +521,8 @@ __attribute__((visibility("default"))) int handler_init(void)
 	tcmu_handler.nr_threads = threads_wanted();
 	if (tcmu_handler.nr_threads < 0)
 		return -1;
+	/* The runner makes the threads of its disks later, which may be disks of this machine. */
+	become_io_flusher();
 	tcmu_handler.name = handler_identity.name;
 	tcmu_handler.subtype = handler_identity.subtype;
 	description = describe();

@@ -7,12 +7,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <syslog.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "programs/exit_codes.h"
+#include "programs/io_flusher.h"
 #include "ublk/disk.h"
 #include "ublk/ending.h"
 #include "ublk/process.h"
@@ -397,8 +397,7 @@ static void log_ending(void *opaque, const char *line)
 static void prepare_process(void)
 {
 	ublk_ending_block();
-	/* Its memory must not be freed by writing to its own disk: prctl(2). Needs privileges. */
-	prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
+	become_io_flusher();
 }
 
 static uint64_t recovery_flags(uint64_t features, enum ublk_recovery recovery)

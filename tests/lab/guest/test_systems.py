@@ -15,6 +15,7 @@ from userblk.harness.systems import absent
 from userblk.harness.systems.nbdkit import connected, disconnect_nbd, owner_of
 from waiting import wait_until
 
+PF_MEMALLOC_NOIO = 0x80000  # of include/linux/sched.h, in the flags of proc_pid_stat(5)
 SYSTEMS = pytest.mark.parametrize(("kind", "mode"), [("buse", ""), ("nbdkit", ""), ("tcmu", ""), ("tcmu", "handler")])
 
 
@@ -56,6 +57,16 @@ def test_raw_verify_and_discard(up: Up, kind: str, mode: str) -> None:
         # The emulated device reads as zeroes where it was discarded: the discard arrived.
         assert not any(read(disk, 4 * MIB, 4 * MIB))
         assert any(read(disk, 8 * MIB, MIB))
+
+
+@pytest.mark.parametrize(("kind", "mode"), [*SYSTEMS.args[1], ("ublk", "workers")])
+def test_a_server_needs_no_memory_from_its_own_disk(up: Up, kind: str, mode: str) -> None:
+    """The kernel does not write to disks to find memory for it: neither for the main thread, nor for the newest."""
+    with up(config(kind, mode=mode)) as running:
+        tasks = Path(f"/proc/{running.server}/task")
+        for thread in (running.server, max(int(path.name) for path in tasks.iterdir())):
+            fields = (tasks / str(thread) / "stat").read_text().rpartition(")")[2].split()
+            assert int(fields[6]) & PF_MEMALLOC_NOIO, f"thread {thread} of {running.server}"
 
 
 @pytest.mark.parametrize("kind", ["buse", "nbdkit"])
