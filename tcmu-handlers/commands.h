@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /*
  * The parts of the adapter to each other: tcmu.c has a device from its configuration to its end,
- * commands.c does what initiators ask of it, conformance.c corrects what the runner answers itself.
+ * commands.c does what initiators ask of it, conformance.c corrects what the runner answers itself,
+ * ending.c (ending.h) tells a device that waits that it has to end.
  */
 #ifndef USERBLK_TCMU_COMMANDS_H
 #define USERBLK_TCMU_COMMANDS_H
@@ -35,6 +36,7 @@
  */
 #define DEFAULT_THREADS 16
 
+struct ending;
 struct tcmu_mailbox;
 
 /* What the runner keeps for us with each of its devices. */
@@ -45,6 +47,7 @@ struct device {
 	struct workers *same;	   /* of WRITE SAME, where there are none; NULL: not needed yet */
 	_Atomic bool write_cache;  /* off: a write is durable when it is acknowledged */
 	struct tcmu_mailbox *ring; /* shared with the kernel; NULL: it is not known where */
+	struct ending *ending;	   /* NULL: nobody needs to tell the device of it */
 	/* For the one INQUIRY that the runner answers at a time: see conformance.c. */
 	struct iovec around[3];
 	uint8_t dropped[8];

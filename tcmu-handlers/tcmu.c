@@ -14,6 +14,7 @@
 
 #include "programs/io_flusher.h"
 #include "tcmu-handlers/commands.h"
+#include "tcmu-handlers/ending.h"
 
 /*
  * How an experiment changes the number of threads. A device that answers later needs none: see
@@ -398,6 +399,8 @@ static int adapter_open(struct tcmu_device *dev, bool reopen)
 		keep_session(dev, d->backend);
 	backend_start(d->backend);
 	d->ring = ring_of(dev);
+	if (info.can_stall)
+		d->ending = ending_watch(dev, d->backend);
 	tcmur_dev_set_private(dev, d);
 	return 0;
 }
@@ -420,7 +423,9 @@ static void adapter_close(struct tcmu_device *dev)
 	workers_free(d->same);
 	tcmur_dev_set_private(dev, NULL);
 	log_counters(dev, d->backend);
+	ending_begin(d->ending);
 	close_device(d->params, d->backend);
+	ending_over(d->ending);
 	free(d);
 }
 

@@ -17,8 +17,8 @@ def daemon(threads: int | None = None) -> TcmuRunner:
     return TcmuRunner(Path(BUILD, "tcmu-handlers").absolute(), threads=threads)
 
 
-def exported(config: Path, size: int = SIZE, timeout_s: int = 30, subtype: str = "userblk_s3") -> Lun:
-    return Lun(Backstore.user(subtype, f"config={config}", size, block_size=4096, timeout_s=timeout_s), "s3")
+def exported(config: Path, size: int = SIZE, timeout_s: int = 30, subtype: str = "userblk_s3", name: str = "s3") -> Lun:
+    return Lun(Backstore.user(subtype, f"config={config}", size, block_size=4096, timeout_s=timeout_s), name)
 
 
 @contextmanager

@@ -43,6 +43,18 @@ void *tcmur_dev_get_private(struct tcmu_device *dev)
 	return dev->own;
 }
 
+void *tcmu_dev_get_private(struct tcmu_device *dev)
+{
+	return &dev->runners;
+}
+
+/* There is no such device, so that it is never blocked. */
+const char *tcmu_dev_get_uio_name(struct tcmu_device *dev)
+{
+	(void)dev;
+	return "none";
+}
+
 char *tcmu_dev_get_cfgstring(struct tcmu_device *dev)
 {
 	return dev->cfgstring;

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include <tcmu-runner.h>
+#include <tcmur_device.h>
 
 struct tcmu_device {
 	char cfgstring[512];
@@ -18,6 +19,7 @@ struct tcmu_device {
 	int exports, session, enabled, cache;
 	/* The kernel waits for the answer to a change: beside an rmdir, configfs would, too. */
 	bool reconfigured;
+	struct tcmur_device runners; /* the runner's own */
 	void *own;
 };
 

@@ -474,6 +474,57 @@ static void test_cancel(void **state)
 	assert_int_equal(done, 1);
 }
 
+/* ---- a device that waits for something out of reach -------------------------------- */
+
+#define LIMIT_MS 10000
+#define STEP_MS	 50
+#define LOOK_MS	 2500 /* in which it is looked at, at least once */
+
+static atomic_int stops;
+static atomic_bool waits;
+
+static void count_stop(struct backend *b)
+{
+	(void)b;
+	stops++;
+}
+
+static bool is_waiting(struct backend *b)
+{
+	(void)b;
+	return waits;
+}
+
+static void pause_ms(unsigned ms)
+{
+	usleep(ms * 1000);
+}
+
+/* The runner says so before it waits for the commands; and only such a device is stopped. */
+static void test_removed_while_it_waits(void **state)
+{
+	(void)state;
+	registered->close(&dev);
+	ops.stop = count_stop;
+	ops.stalled = is_waiting;
+	prepare("");
+	assert_int_equal(registered->open(&dev, false), 0);
+	stops = 0;
+	waits = true;
+	pause_ms(LOOK_MS);
+	assert_int_equal(stops, 0);
+	waits = false;
+	__atomic_store_n(&dev.runners.flags, TCMUR_DEV_FLAG_STOPPING, __ATOMIC_RELAXED);
+	pause_ms(LOOK_MS);
+	assert_int_equal(stops, 0);
+	waits = true;
+	for (unsigned ms = 0; ms < LIMIT_MS && !stops; ms += STEP_MS)
+		pause_ms(STEP_MS);
+	pause_ms(LOOK_MS);
+	assert_int_equal(stops, 1);
+	registered->close(&dev);
+}
+
 static void test_counters(void **state)
 {
 	(void)state;
@@ -503,6 +554,7 @@ int main(void)
 		TEST(test_close_after_write_same),
 #endif
 		TEST(test_cancel),
+		TEST(test_removed_while_it_waits),
 		TEST(test_counters),
 	};
 

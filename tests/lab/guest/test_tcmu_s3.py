@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, finish, read, run, start_verify
+from guest import LIMIT, MIB, address, finish, read, run, start_verify, store_gone
 from guest_tcmu import SIZE, daemon, exported, served
-from userblk.harness.systems.lio import await_condition
+from userblk.harness.systems.lio import await_condition, write_attribute
 
 
 @pytest.fixture
@@ -90,3 +94,64 @@ def test_a_disk_goes_on_when_its_daemon_was_stopped(config: Path) -> None:
         assert read(str(lun.disk), 0, MIB) == written
         write(lun.disk, 1, "conv=fsync")
         assert "did not close" not in second.log
+
+
+# ---- a store that goes away ------------------------------------------------------------
+
+CLOSE_TIMEOUT = 5
+SLACK = 15  # s that the rest of an end may take on a busy machine
+
+
+@pytest.fixture
+def cut_off(tmp_path: Path, s3_volume: list[str]) -> Path:
+    """The configuration of another volume, whose store is behind the proxy."""
+    lines = [line for line in s3_volume if not line.startswith(("endpoint=", "volume="))]
+    lines += [f"endpoint=http://{address('LAB_PROXY')}", "volume=cut-off", f"prefix={s3_volume[-1].partition('=')[2]}"]
+    lines += [f"close-timeout={CLOSE_TIMEOUT}", "create=on", f"size={SIZE}"]
+    file = tmp_path / "cut-off.conf"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return file
+
+
+def start_flush(disk: Path) -> subprocess.Popen[str]:
+    """A write that waits until the store has it."""
+    words = ["dd", "if=/dev/urandom", f"of={disk}", "bs=4k", "count=1", "oflag=direct", "conv=fsync"]
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_the_daemon_ends_while_a_store_is_out_of_reach(config: Path, cut_off: Path) -> None:
+    """It closes the last disk first. The others, whose store is there, lose nothing."""
+    with ExitStack() as stack:
+        first = stack.enter_context(daemon())
+        good = stack.enter_context(exported(config))
+        bad = stack.enter_context(exported(cut_off, name="bad"))
+        write(good.disk, 0)
+        written = read(str(good.disk), 0, MIB)
+        with store_gone("outage", 3 + CLOSE_TIMEOUT + SLACK):
+            flush = start_flush(bad.disk)
+            time.sleep(3)
+            assert flush.poll() is None, "it waits for no flush"
+            first.process.send_signal(signal.SIGTERM)
+            first.process.wait(CLOSE_TIMEOUT + SLACK)
+            assert "Input/output error" in flush.communicate(timeout=LIMIT)[0]
+        second = stack.enter_context(daemon())
+        assert read(str(good.disk), 0, MIB) == written
+        assert len(re.findall("did not close", second.log)) == 1, "that of the other disk"
+
+
+def test_a_disk_is_removed_while_its_store_is_out_of_reach(config: Path, cut_off: Path) -> None:
+    """The kernel has given its command up, and the daemon has not. Other disks can be made afterwards."""
+    with ExitStack() as stack:
+        runner = stack.enter_context(daemon())
+        bad = stack.enter_context(exported(cut_off, timeout_s=2, name="bad"))
+        write_attribute(Path("/sys/block", bad.disk.name, "device/timeout"), "2")
+        with store_gone("outage", 60):
+            assert "Input/output error" in start_flush(bad.disk).communicate(timeout=LIMIT)[0]
+            begun = time.monotonic()
+            bad.__exit__(None, None, None)
+            assert time.monotonic() - begun < 2 * CLOSE_TIMEOUT + SLACK
+            with exported(config) as good:
+                write(good.disk, 0, "conv=fsync")
+        assert runner.process.poll() is None
