@@ -27,31 +27,48 @@
 /* The remedy if clients had a disk before. */
 #define BRING_BACK "bring back the file that the disk had"
 
-static bool queue_limit(dev_t disk, const char *name, uint64_t *value)
+/* A file of the queue directory of a disk, or of the disk of a partition. NULL: it has none. */
+static FILE *open_queue(dev_t disk, const char *name)
 {
 	static const char *const places[] = {"queue", "../queue"};
-	bool found = false;
+	FILE *file = NULL;
 
-	for (size_t i = 0; !found && i < sizeof places / sizeof places[0]; i++) {
+	for (size_t i = 0; !file && i < sizeof places / sizeof places[0]; i++) {
 		char path[128];
-		FILE *file;
 
 		snprintf(path, sizeof path, "/sys/dev/block/%u:%u/%s/%s", major(disk), minor(disk),
 			places[i], name);
 		file = fopen(path, "re");
-		if (!file)
-			continue;
-		found = fscanf(file, "%" SCNu64, value) == 1;
-		fclose(file);
 	}
-	return found;
+	return file;
 }
 
 uint64_t passthrough_queue_limit(dev_t disk, const char *name, uint64_t otherwise)
 {
+	FILE *file = open_queue(disk, name);
 	uint64_t value;
 
-	return queue_limit(disk, name, &value) ? value : otherwise;
+	if (!file)
+		return otherwise;
+	if (fscanf(file, "%" SCNu64, &value) != 1)
+		value = otherwise;
+	fclose(file);
+	return value;
+}
+
+/* Does it take writes only where the last one in the same zone has ended? */
+static bool is_host_managed(dev_t disk)
+{
+	static const char managed[] = "host-managed";
+	FILE *file = open_queue(disk, "zoned");
+	char model[sizeof managed];
+	bool is;
+
+	if (!file)
+		return false;
+	is = fgets(model, sizeof model, file) && strcmp(model, managed) == 0;
+	fclose(file);
+	return is;
 }
 
 static uint32_t power_of_two_up_to(uint64_t n)
@@ -363,6 +380,13 @@ static int examine_file(
 				host, "file=%s: the device is read-only; use readonly=on", p->file);
 			return -EROFS;
 		}
+	}
+	if (p->is_device && !c->readonly && is_host_managed(p->disk)) {
+		backend_error(host,
+			"file=%s: a host-managed zoned device, which refuses random writes; use "
+			"readonly=on, or a conventional disk that dm-zoned makes of it",
+			p->file);
+		return -EINVAL;
 	}
 	p->sector = (uint32_t)sector;
 	p->block = p->sector;

@@ -20,6 +20,7 @@ import pytest
 from fuse_mount import launch, unmount
 from guest import BUILD, LIMIT, MIB, RELEASE, Up, config, mapped, run
 from userblk.harness.model.config import SystemConfig
+from userblk.harness.systems.base import module_there
 from waiting import wait_until
 
 NVME = os.environ["LAB_NVME"]
@@ -361,3 +362,38 @@ def test_no_room(serve: Serve, log: Log, name: str, small: Path) -> None:
         assert set(results) == {0, full}, results
         assert disk.holds(0, b"a") and disk.write(0, b"b") == 0 and disk.holds(0, b"b")
     log.check()
+
+
+@contextmanager
+def zoned_disk() -> Iterator[str]:
+    """A disk that takes writes only in the order of the blocks of a zone."""
+    if not module_there("null_blk"):
+        pytest.skip("kernel: it has no null_blk")
+    run(["modprobe", "null_blk", "nr_devices=0"])
+    disks = Path("/sys/kernel/config/nullb")
+    if "zoned" not in (disks / "features").read_text():
+        pytest.skip("kernel: its null_blk has no zones")
+    made = disks / "zoned0"
+    made.mkdir()
+    try:
+        for name, value in {"size": 64, "memory_backed": 1, "zone_size": 4, "zoned": 1, "power": 1}.items():
+            (made / name).write_text(f"{value}\n")
+        (path,) = [
+            path
+            for path in Path("/sys/block").iterdir()
+            if (path / "queue/zoned").read_text().strip() == "host-managed"
+        ]
+        wait_until("its node is there", Path("/dev", path.name).exists, LIMIT)
+        yield f"/dev/{path.name}"
+    finally:
+        (made / "power").write_text("0\n")
+        made.rmdir()
+
+
+def test_a_disk_that_takes_no_random_writes_is_refused() -> None:
+    """Instead of a disk whose writes fail. Reads do not."""
+    with zoned_disk() as disk:
+        served = ["nbdkit", "-U", "-", f"{BUILD}/plugins/passthrough.so", f"file={disk}", "--run", "true"]
+        (line,) = run(served, expect=1).splitlines()
+        assert f"file={disk}: a host-managed zoned device" in line and "readonly=on" in line
+        run([*served[:5], "readonly=on", *served[5:]])
