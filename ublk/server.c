@@ -15,6 +15,7 @@
 #include "programs/io_flusher.h"
 #include "ublk/disk.h"
 #include "ublk/ending.h"
+#include "ublk/notify.h"
 #include "ublk/process.h"
 #include "ublk/record.h"
 #include "ublk/server.h"
@@ -44,6 +45,11 @@
 /* For how long what an old server had open may still be claimed after its end. */
 #define RELEASE_MS 10000
 
+/* How far the device had come: see works_since(). */
+struct progress {
+	uint64_t written, writes_below;
+};
+
 struct server {
 	struct ublk_control *control;
 	uint32_t id;
@@ -55,7 +61,10 @@ struct server {
 	pthread_t main;
 	_Atomic bool logs; /* standard error no longer has a reader */
 	_Atomic bool error_told;
-	uint64_t written, writes_below; /* see device_works() */
+	struct progress seen; /* by the one that ends the disk */
+	struct progress told; /* to systemd */
+	int below;	      /* the file of the device; negative: it has none */
+	struct ublk_extension extension;
 	/* While it waits for the device: */
 	bool keeps;	 /* errors, as they may go away by waiting */
 	char kept[1024]; /* the first one */
@@ -318,6 +327,29 @@ static int start_queues(struct server *s)
 	return r;
 }
 
+static void find_file_below(struct server *s)
+{
+	struct backend_request first = {.op = BACKEND_READ, .length = s->dev.info.block_size};
+	struct backend_backing backing;
+
+	s->below = backend_get_backing(s->dev.device, &first, &backing) < 0 ? -1 : backing.fd;
+}
+
+/*
+ * Is a device that has to end, or is being closed, worth waiting for? One that may stall knows
+ * itself when to give up; of others, the last flush is all that takes long.
+ */
+static bool still_closes(void *opaque)
+{
+	struct server *s = opaque;
+	uint64_t before = s->told.writes_below;
+
+	if (s->dev.info.can_stall)
+		return true;
+	s->told.writes_below = s->below < 0 ? 0 : ublk_disk_writes_below(s->below);
+	return s->told.writes_below != before;
+}
+
 /* Once the kernel has taken all tags away. Negative errno: not all that was written is kept. */
 static int end_threads(struct server *s)
 {
@@ -327,6 +359,7 @@ static int end_threads(struct server *s)
 		if (s->queues[i])
 			ublk_queue_join(s->queues[i]);
 	workers_free(s->dev.workers);
+	ublk_extension_follow(&s->extension, still_closes);
 	/* An orderly end leaves nothing behind that a crash of the machine could take. */
 	if (s->dev.weak_flush && (r = backend_flush(s->dev.device)) < 0)
 		failed(s, "the last writes are not durable", -EIO);
@@ -355,29 +388,41 @@ static bool queues_ended(void *opaque)
  * may wait for something out of reach knows that; of a file, the disk below shows it: a flush of a
  * large page cache is one request that takes minutes.
  */
-static bool device_works(void *opaque)
+static bool works_since(struct server *s, struct progress *seen)
 {
-	struct server *s = opaque;
-	struct backend_request first = {.op = BACKEND_READ, .length = s->dev.info.block_size};
-	struct backend_backing backing;
-	uint64_t before = s->writes_below, written_before = s->written;
+	const struct progress before = *seen;
 	bool serves = false;
 
-	s->written = 0;
+	seen->written = 0;
 	for (unsigned i = 0; i < s->started; i++) {
 		serves = serves || ublk_queue_serves(s->queues[i]);
-		s->written += ublk_queue_written(s->queues[i]);
+		seen->written += ublk_queue_written(s->queues[i]);
 	}
-	if (s->written != written_before)
+	if (seen->written != before.written)
 		return true;
 	if (!serves)
 		return false;
 	if (s->dev.info.can_stall)
 		return !backend_stalled(s->dev.device);
-	if (backend_get_backing(s->dev.device, &first, &backing) < 0)
+	if (s->below < 0)
 		return false;
-	s->writes_below = ublk_disk_writes_below(backing.fd);
-	return s->writes_below != before;
+	seen->writes_below = ublk_disk_writes_below(s->below);
+	return seen->writes_below != before.writes_below;
+}
+
+static bool device_works(void *opaque)
+{
+	struct server *s = opaque;
+
+	return works_since(s, &s->seen);
+}
+
+/* The same for systemd, from another thread. */
+static bool still_works(void *opaque)
+{
+	struct server *s = opaque;
+
+	return works_since(s, &s->told);
 }
 
 /* Has another program stopped the disk, and does not just want another server? */
@@ -430,12 +475,67 @@ bool ublk_server_knows(uint64_t flags)
 	return !(flags & ~known);
 }
 
+/* Service has begun: until its end. An exit code. */
+static int serve(struct server *s)
+{
+	int r = 0, kept;
+
+	find_file_below(s);
+
+	struct ublk_ending ending = {
+		.id = s->id,
+		.ended = queues_ended,
+		.works = device_works,
+		.log = log_ending,
+		.opaque = s,
+	};
+	bool asked = ublk_ending_wait(&ending);
+
+	ublk_extension_begin(&s->extension, still_works, s);
+	struct ublk_claim claim = UBLK_NO_CLAIM;
+	int released = asked ? ublk_ending_release(&ending, &claim) : 0;
+
+	/* The program that stopped the disk has written it back. The kernel reports only once what
+	 * the disk refused. */
+	if (ending.gone && released != -EIO)
+		released = 0;
+	if (released < 0)
+		failed(s, ublk_disk_loss(released), released);
+	asked = asked && !ending.gone;
+	if (asked) {
+		backend_stop(s->dev.device);
+		if (s->dev.info.can_stall)
+			ublk_extension_follow(&s->extension, still_closes);
+		r = ublk_stop_elsewhere(
+			s->control, s->id, s->cookie, ublk_ending_gives_up, &ending);
+	}
+	ublk_claim_release(&claim); /* the kernel waits for it */
+	if (asked && r < 0 && r != -ENODEV && !ending.gone)
+		return failed(s, "STOP_DEV", r);
+	kept = end_threads(s);
+	/* The program that stopped the device deletes it, or gives it another server. */
+	if (asked) {
+		r = ublk_control_delete(s->control, s->id, s->cookie);
+		if (r < 0 && r != -ENODEV)
+			return failed(s, "DEL_DEV", r);
+		/* The driver may know it for as long as somebody has it open. */
+		ublk_record_remove(s->id, s->cookie);
+		if (released == 0 && kept == 0)
+			log_line(s, "written back and removed", "");
+	} else if (kept < 0 && is_stopped(s)) {
+		ublk_record_leave_failure(s->id, s->cookie);
+	}
+	/* A disk that has got another server has lost nothing. */
+	released = asked || is_stopped(s) ? released : 0;
+	return kept < 0 || released < 0 ? EXIT_FAILURE : 0;
+}
+
 /* Threads, then start, then service until the end. recovers: the disk is there already. */
 static int run_server(struct server *s, const struct ublk_server_options *o, uint16_t queues,
 	bool recovers, const struct ublk_server_user *user)
 {
 	const char *step = "cannot start the queues";
-	int r, kept;
+	int r;
 
 	backend_start(s->dev.device);
 	r = prepare_queues(s, o, queues);
@@ -470,49 +570,9 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	}
 	user->ready(user->opaque, s->id);
 	s->logs = true;
-
-	struct ublk_ending ending = {
-		.id = s->id,
-		.ended = queues_ended,
-		.works = device_works,
-		.log = log_ending,
-		.opaque = s,
-	};
-	bool asked = ublk_ending_wait(&ending);
-	struct ublk_claim claim = UBLK_NO_CLAIM;
-	int released = asked ? ublk_ending_release(&ending, &claim) : 0;
-
-	/* The program that stopped the disk has written it back. The kernel reports only once what
-	 * the disk refused. */
-	if (ending.gone && released != -EIO)
-		released = 0;
-	if (released < 0)
-		failed(s, ublk_disk_loss(released), released);
-	asked = asked && !ending.gone;
-	if (asked) {
-		backend_stop(s->dev.device);
-		r = ublk_stop_elsewhere(
-			s->control, s->id, s->cookie, ublk_ending_gives_up, &ending);
-	}
-	ublk_claim_release(&claim); /* the kernel waits for it */
-	if (asked && r < 0 && r != -ENODEV && !ending.gone)
-		return failed(s, "STOP_DEV", r);
-	kept = end_threads(s);
-	/* The program that stopped the device deletes it, or gives it another server. */
-	if (asked) {
-		r = ublk_control_delete(s->control, s->id, s->cookie);
-		if (r < 0 && r != -ENODEV)
-			return failed(s, "DEL_DEV", r);
-		/* The driver may know it for as long as somebody has it open. */
-		ublk_record_remove(s->id, s->cookie);
-		if (released == 0 && kept == 0)
-			log_line(s, "written back and removed", "");
-	} else if (kept < 0 && is_stopped(s)) {
-		ublk_record_leave_failure(s->id, s->cookie);
-	}
-	/* A disk that has got another server has lost nothing. */
-	released = asked || is_stopped(s) ? released : 0;
-	return kept < 0 || released < 0 ? EXIT_FAILURE : 0;
+	r = serve(s);
+	ublk_extension_end(&s->extension);
+	return r;
 }
 
 int ublk_server_add(struct ublk_control *c, const struct params *params,

@@ -3,20 +3,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <syslog.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "programs/exit_codes.h"
+#include "ublk/notify.h"
 #include "ublk/process.h"
 #include "ublk/show.h"
 #include "ublk/start.h"
@@ -43,29 +41,6 @@ static void dismiss_keeper(struct ublk_start *start)
 	close(start->outcome);
 	waitpid(start->keeper, NULL, 0);
 	start->keeper = 0;
-}
-
-/* sd_notify(3): a unit of Type=notify has been started. Does nothing for other parents. */
-static void notify_ready(void)
-{
-	static const char message[] = "READY=1";
-	const char *path = getenv("NOTIFY_SOCKET");
-	struct sockaddr_un to = {.sun_family = AF_UNIX};
-	size_t length = path ? strlen(path) : 0;
-	int fd;
-
-	if (length == 0 || length >= sizeof to.sun_path)
-		return;
-	memcpy(to.sun_path, path, length);
-	if (to.sun_path[0] == '@')
-		to.sun_path[0] = 0;
-	length += offsetof(struct sockaddr_un, sun_path);
-	fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-	if (fd < 0 || sendto(fd, message, sizeof message - 1, MSG_NOSIGNAL, (struct sockaddr *)&to,
-			      (socklen_t)length) < 0)
-		warnx("NOTIFY_SOCKET=%s: %s", path, strerror(errno));
-	if (fd >= 0)
-		close(fd);
 }
 
 /*
@@ -125,7 +100,7 @@ static void ready(void *opaque, uint32_t id)
 	}
 	fflush(stdout);
 	if (start->report < 0) {
-		notify_ready();
+		ublk_notify("READY=1"); /* of a unit of Type=notify */
 		return;
 	}
 	null = open("/dev/null", O_RDWR | O_CLOEXEC);

@@ -4,14 +4,20 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/unit/support.h"
+#include "ublk/notify.h"
 #include "ublk/options.h"
 #include "ublk/process.h"
 #include "ublk/queue.h"
@@ -503,6 +509,71 @@ static void test_a_process_that_is_dying_is_known(void **state)
 	close(ends[1]);
 }
 
+/* ---- the end of a server under systemd -------------------------------------------- */
+
+static bool yes(void *opaque)
+{
+	(*(atomic_int *)opaque)++;
+	return true;
+}
+
+static bool no(void *opaque)
+{
+	(*(atomic_int *)opaque)++;
+	return false;
+}
+
+/* In the place of systemd. */
+static int listen_as(const char *name)
+{
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	struct timeval limit = {.tv_sec = 60};
+	int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	strcpy(at.sun_path + 1, name + 1);
+	assert_int_equal(
+		bind(fd, (struct sockaddr *)&at,
+			(socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(name))),
+		0);
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+	return fd;
+}
+
+/* As often as the device works, and no longer. */
+static void test_systemd_waits_for_a_device_that_works(void **state)
+{
+	struct ublk_extension e = {0};
+	atomic_int asked = 0;
+	char name[64], got[64] = "";
+	int fd;
+
+	(void)state;
+	unsetenv("NOTIFY_SOCKET");
+	ublk_extension_begin(&e, yes, &asked);
+	ublk_extension_follow(&e, no);
+	ublk_extension_end(&e);
+	assert_int_equal(asked, 0);
+	snprintf(name, sizeof name, "@userblk-test-%d", getpid());
+	fd = listen_as(name);
+	setenv("NOTIFY_SOCKET", name, 1);
+	ublk_extension_begin(&e, yes, &asked);
+	for (int i = 0; i < 2; i++) {
+		memset(got, 0, sizeof got);
+		assert_true(recv(fd, got, sizeof got - 1, 0) > 0);
+		assert_string_equal(got, "EXTEND_TIMEOUT_USEC=60000000");
+	}
+	ublk_extension_follow(&e, no);
+	while (recv(fd, got, sizeof got, MSG_DONTWAIT) > 0)
+		;
+	for (int before = asked; asked < before + 2;)
+		usleep(10000);
+	assert_true(recv(fd, got, sizeof got, MSG_DONTWAIT) < 0);
+	ublk_extension_end(&e);
+	unsetenv("NOTIFY_SOCKET");
+	close(fd);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -523,6 +594,7 @@ int main(void)
 		cmocka_unit_test(test_replacements_must_fit),
 		cmocka_unit_test(test_a_process_is_known_by_its_device),
 		cmocka_unit_test(test_a_process_that_is_dying_is_known),
+		cmocka_unit_test(test_systemd_waits_for_a_device_that_works),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, NVME, run
+from guest import LIMIT, MIB, NVME, read, run
 from guest_ublk import UBLK
 from userblk.harness.systems.base import module_there
 from waiting import wait_until
@@ -18,6 +20,7 @@ from waiting import wait_until
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 UNIT = "userblk-ublk@3.service"
 DISK = "/dev/ublkb3"
+SLOW_MIB = 16  # that a slow device takes half a minute for
 
 pytestmark = [
     pytest.mark.long,
@@ -88,10 +91,17 @@ Boot = Callable[[str], Machine]
 
 
 @pytest.fixture
-def boot(tmp_path: Path, mountpoint: Path) -> Iterator[Boot]:
+def units(tmp_path: Path) -> Path:
+    """The directory of what the systemd of boot has."""
+    directory = tmp_path / "units"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def boot(tmp_path: Path, mountpoint: Path, units: Path) -> Iterator[Boot]:
     """boot(options): systemd, with the disk by our unit, and a mount of it in fstab with those options ("": none)."""
-    units, fstab, settings = tmp_path / "units", tmp_path / "fstab", Path("/etc/userblk/ublk-3")
-    units.mkdir()
+    fstab, settings = tmp_path / "fstab", Path("/etc/userblk/ublk-3")
     unit = Path("ublk/userblk-ublk@.service").read_text().replace("@sbindir@", str(UBLK.parent.absolute()))
     (units / "userblk-ublk@.service").write_text(unit)
     (units / "userblk.target").write_text(TARGET)
@@ -208,3 +218,47 @@ def test_a_killed_server_is_started_again(boot: Boot, mountpoint: Path) -> None:
     assert machine.show(mount, "ActiveEnterTimestampMonotonic") == since  # it was not unmounted meanwhile
     machine.power_off()
     assert_unmounted_in_time(data, mountpoint)
+
+
+@contextmanager
+def slow_disk() -> Iterator[str]:
+    """The same device, where each write takes a second."""
+    sectors = run(["blockdev", "--getsz", NVME]).strip()
+    run(["modprobe", "dm-delay"])
+    run(["dmsetup", "create", "slow", "--table", f"0 {sectors} delay {NVME} 0 0 {NVME} 0 1000"])
+    try:
+        yield "/dev/mapper/slow"
+    finally:
+        run(["dmsetup", "remove", "--retry", "slow"])
+
+
+def test_a_write_back_is_not_cut_short(boot: Boot, units: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes several times as long as the unit may need to stop."""
+    monkeypatch.setenv("DM_DISABLE_UDEV", "1")  # there is none, which would name the slow disk
+    limit, content = units / "userblk-ublk@.service.d/limit.conf", os.urandom(SLOW_MIB * MIB)
+    limit.parent.mkdir()
+    limit.write_text("[Service]\nTimeoutStopSec=5\n")
+    with slow_disk() as slow:
+        settings = f"USERBLK_DISK=--queues=1 --depth=1 passthrough file={slow}\n"
+        Path("/etc/userblk/ublk-3").write_text(settings)
+        machine = boot("")
+        try:
+            assert write_slowly(machine, content) == "success"
+        finally:
+            machine.process.kill()
+            machine.process.wait(LIMIT)
+    assert read(NVME, 0, len(content)) == content
+
+
+def write_slowly(machine: Machine, content: bytes) -> str:
+    """What becomes of the unit that has to stop then."""
+    machine.until("the disk is there", Path(DISK).exists)
+    disk = os.open(DISK, os.O_WRONLY)  # the last one to close it would wait
+    try:
+        assert os.write(disk, content) == len(content)
+        begun = time.monotonic()
+        machine.inside("systemctl", "stop", UNIT)
+        assert time.monotonic() - begun > 3 * 5, "it is not slow"
+    finally:
+        os.close(disk)
+    return machine.show(UNIT, "Result")
