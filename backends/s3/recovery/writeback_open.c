@@ -217,7 +217,7 @@ int s3_writeback_attach(
 	 * Nobody else's opening may have gone unnoticed, so this is done without a log, too. One
 	 * that did not end may have asked to be named: its request finds another object.
 	 */
-	return v->writeback ? adopt(v) : set_mark_as(v, s3_writeback_nobody, !chain->closed);
+	return v->writeback ? adopt(v) : set_mark_as(v, s3_writeback_nobody, !recovery->closed);
 }
 
 void s3_writeback_empty(struct s3_volume *v)
