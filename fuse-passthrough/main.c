@@ -97,6 +97,7 @@ static int tell(char *text, size_t size)
 static void fill_operations(struct fuse_lowlevel_ops *ops)
 {
 	operations_namespace(ops);
+	operations_attributes(ops);
 	operations_extended_attributes(ops);
 	ops->open = fs_open;
 	ops->create = fs_create;

@@ -112,6 +112,13 @@ void take_back(struct inode *parent, const char *name, int flags, int fd);
  */
 void inode_put_changed(struct inode *inode);
 
+/*
+ * How long the kernel may use the attributes of a file of that mode, in seconds. It does not see
+ * when a write clears set-id bits here, so it must not keep them; nor when a store to a mapping
+ * that it passes through changes times.
+ */
+double attr_timeout(struct inode *inode, mode_t mode);
+
 /* Clears the set-id bits of fd that a write by the sender of req, who is not privileged, takes
  * away. */
 int clear_setid(fuse_req_t req, int fd);
@@ -204,6 +211,8 @@ void fs_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_
 
 /* Fills in the operations of operations.c. */
 void operations_namespace(struct fuse_lowlevel_ops *ops);
+/* Those of attributes.c. */
+void operations_attributes(struct fuse_lowlevel_ops *ops);
 /* Those of extended_attributes.c. */
 void operations_extended_attributes(struct fuse_lowlevel_ops *ops);
 
