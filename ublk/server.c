@@ -16,19 +16,11 @@
 #include "ublk/disk.h"
 #include "ublk/ending.h"
 #include "ublk/notify.h"
+#include "ublk/parameters.h"
 #include "ublk/process.h"
 #include "ublk/record.h"
 #include "ublk/server.h"
 #include "ublk/stopping.h"
-
-#define SECTOR_SHIFT 9
-#define MAX_BLOCK    4096u /* of the kernel's driver: a page */
-
-/* What a disk has that announces none; a mask. */
-#define USUAL_DMA_ALIGNMENT 3u
-
-/* The largest discard and write of zeroes in bytes: lengths have 32 bits. */
-#define MAX_RANGE (1u << 31)
 
 /* What keeps a device from zero copy: the kernel knows no way to tell the clients. */
 #define UNSTABLE "the device may compute checksums of pages that may change meanwhile"
@@ -111,82 +103,6 @@ static void log_counters(struct server *s)
 
 	if (backend_counters_text(s->dev.device, line, sizeof line))
 		log_line(s, "counters:", line);
-}
-
-/* ---- parameters --------------------------------------------------------------------- */
-
-static uint8_t shift_of(uint32_t power)
-{
-	return (uint8_t)__builtin_ctz(power);
-}
-
-int ublk_server_parameters(const struct backend_info *info, uint32_t memory_alignment,
-	uint32_t buffer_size, struct ublk_params_sent *out)
-{
-	uint32_t block =
-		info->block_size < 1u << SECTOR_SHIFT ? 1u << SECTOR_SHIFT : info->block_size;
-	uint64_t max_trim =
-		info->max_trim && info->max_trim < MAX_RANGE ? info->max_trim : MAX_RANGE;
-
-	if (block > MAX_BLOCK)
-		return -EINVAL;
-	*out = (struct ublk_params_sent){
-		.types = UBLK_PARAM_TYPE_BASIC,
-		.basic =
-			{
-				.attrs = (info->readonly ? UBLK_ATTR_READ_ONLY : 0u) |
-					 (info->rotational ? UBLK_ATTR_ROTATIONAL : 0u) |
-					 /* Without it nobody would ever send a flush. */
-					 (info->can_flush ? UBLK_ATTR_VOLATILE_CACHE : 0u) |
-					 (info->can_fua ? UBLK_ATTR_FUA : 0u),
-				.logical_bs_shift = shift_of(block),
-				.physical_bs_shift = shift_of(block),
-				.io_min_shift = shift_of(block),
-				.io_opt_shift = shift_of(info->preferred_size < block
-								 ? block
-								 : info->preferred_size),
-				.max_sectors = buffer_size >> SECTOR_SHIFT,
-				.dev_sectors = info->size / block * (block >> SECTOR_SHIFT),
-			},
-	};
-	if (info->can_trim || info->can_zero) {
-		uint32_t granularity =
-			info->trim_granularity > block ? info->trim_granularity : block;
-
-		out->types |= UBLK_PARAM_TYPE_DISCARD;
-		out->discard = (struct ublk_param_discard){
-			.discard_granularity = granularity,
-			.max_discard_sectors =
-				info->can_trim
-					? (uint32_t)(max_trim / block * block >> SECTOR_SHIFT)
-					: 0,
-			.max_write_zeroes_sectors = info->can_zero ? MAX_RANGE >> SECTOR_SHIFT : 0,
-			.max_discard_segments = 1,
-		};
-	}
-	if (memory_alignment > 1) {
-		out->types |= UBLK_PARAM_TYPE_DMA_ALIGN;
-		out->dma_alignment = memory_alignment - 1;
-	}
-	return 0;
-}
-
-const char *ublk_server_mismatch(
-	const struct ublk_params_sent *old, const struct ublk_params_sent *new)
-{
-	const uint32_t same = UBLK_ATTR_READ_ONLY | UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA;
-	uint32_t aligned =
-		old->types & UBLK_PARAM_TYPE_DMA_ALIGN ? old->dma_alignment : USUAL_DMA_ALIGNMENT;
-
-	if (new->basic.dev_sectors < old->basic.dev_sectors)
-		return "it is smaller than the disk";
-	if (new->basic.logical_bs_shift > old->basic.logical_bs_shift)
-		return "its blocks are larger than the disk's";
-	if ((new->basic.attrs ^ old->basic.attrs) & same)
-		return "it differs from the disk in being read-only, in its cache or in FUA";
-	if (new->types & UBLK_PARAM_TYPE_DMA_ALIGN &&new->dma_alignment > aligned)
-		return "it needs memory aligned better than the disk's";
-	return NULL;
 }
 
 /* ---- set-up -------------------------------------------------------------------------- */
@@ -607,7 +523,7 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	dev->mapped = o->mode == UBLK_MODE_URING && can_map(dev->device, &dev->info, &alignment);
 	dev->zero_copy = dev->mapped && !dev->info.stable_writes &&
 			 o->zero_copy != UBLK_ZERO_COPY_OFF && c->features & UBLK_F_AUTO_BUF_REG &&
-			 alignment <= MAX_BLOCK;
+			 alignment <= UBLK_MAX_BLOCK;
 	if (o->zero_copy == UBLK_ZERO_COPY_ON && !dev->zero_copy) {
 		backend_error(&host, "--zero-copy=on: %s",
 			!dev->mapped
@@ -620,8 +536,8 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	}
 	if (dev->zero_copy)
 		info.flags |= UBLK_F_AUTO_BUF_REG;
-	if (ublk_server_parameters(
-		    &dev->info, dev->zero_copy ? alignment : 1, UBLK_MAX_REQUEST, &sent) < 0) {
+	if (ublk_parameters(&dev->info, dev->zero_copy ? alignment : 1, UBLK_MAX_REQUEST, &sent) <
+		0) {
 		backend_error(&host,
 			"the device's blocks have %" PRIu32
 			" bytes; ublk takes at most 4096: use direct=off",
@@ -644,7 +560,7 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	s.id = info.dev_id;
 	dev->depth = info.queue_depth;
 	dev->buffer_size = info.max_io_buf_bytes;
-	sent.basic.max_sectors = dev->buffer_size >> SECTOR_SHIFT;
+	sent.basic.max_sectors = dev->buffer_size >> UBLK_SECTOR_SHIFT;
 	r = ublk_control_set_params(c, s.id, &sent);
 	if (r < 0)
 		failed(&s, "SET_PARAMS", r);
@@ -692,7 +608,7 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 			: is_served(&s) ? "has a server"
 					: "its server does not end",
 			r);
-	r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT, RELEASE_MS);
+	r = open_device(&s, params, old.basic.dev_sectors << UBLK_SECTOR_SHIFT, RELEASE_MS);
 	if (r)
 		return r;
 	if (user->watch >= 0) {
@@ -706,9 +622,9 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 	dev->depth = info.queue_depth;
 	dev->buffer_size = info.max_io_buf_bytes;
 	mismatch = "its blocks are too large";
-	if (ublk_server_parameters(
-		    &dev->info, dev->zero_copy ? alignment : 1, dev->buffer_size, &new) == 0)
-		mismatch = ublk_server_mismatch(&old, &new);
+	if (ublk_parameters(&dev->info, dev->zero_copy ? alignment : 1, dev->buffer_size, &new) ==
+		0)
+		mismatch = ublk_parameters_mismatch(&old, &new);
 	if (!mismatch && dev->zero_copy && !dev->mapped)
 		mismatch = "the disk was added with zero copy, which needs --mode=uring and a file";
 	/* One that comes back serves what it served a moment ago. */

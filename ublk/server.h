@@ -64,12 +64,5 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 
 /* Can a disk of another program, which has these features of ublk, be served? */
 bool ublk_server_knows(uint64_t flags);
-/* What the kernel announces. -EINVAL for a device whose blocks are larger than 4096 bytes. */
-int ublk_server_parameters(const struct backend_info *info, uint32_t memory_alignment,
-	uint32_t buffer_size, struct ublk_params_sent *out);
-/* A line about what keeps a device with the new parameters from taking the place of one with the
- * old ones. NULL: nothing. */
-const char *ublk_server_mismatch(
-	const struct ublk_params_sent *old, const struct ublk_params_sent *new);
 
 #endif

@@ -21,6 +21,7 @@
 #include "ublk/options.h"
 #include "ublk/process.h"
 #include "ublk/queue.h"
+#include "ublk/parameters.h"
 #include "ublk/server.h"
 
 #define WORDS 16
@@ -352,7 +353,7 @@ static void test_parameters_are_announced(void **state)
 	struct backend_info info = usual;
 
 	(void)state;
-	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(ublk_parameters(&info, 1, 1u << 20, &p), 0);
 	assert_int_equal(p.types, UBLK_PARAM_TYPE_BASIC | UBLK_PARAM_TYPE_DISCARD);
 	assert_int_equal(p.basic.attrs, UBLK_ATTR_VOLATILE_CACHE | UBLK_ATTR_FUA);
 	assert_int_equal(p.basic.logical_bs_shift, 12);
@@ -367,7 +368,7 @@ static void test_parameters_are_announced(void **state)
 	info.block_size = 1;
 	info.max_trim = 1000000;
 	info.readonly = info.rotational = true;
-	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &p), 0);
+	assert_int_equal(ublk_parameters(&info, 512, 1u << 20, &p), 0);
 	assert_int_equal(p.basic.logical_bs_shift, 9);
 	assert_int_equal(p.discard.max_discard_sectors, 1000000 / 512);
 	assert_int_equal(p.basic.attrs, UBLK_ATTR_READ_ONLY | UBLK_ATTR_ROTATIONAL |
@@ -376,15 +377,15 @@ static void test_parameters_are_announced(void **state)
 	assert_int_equal(p.dma_alignment, 511);
 
 	info.can_trim = false;
-	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(ublk_parameters(&info, 1, 1u << 20, &p), 0);
 	assert_int_equal(p.discard.max_discard_sectors, 0);
 	assert_true(p.discard.max_write_zeroes_sectors > 0);
 	info.can_zero = false;
-	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &p), 0);
+	assert_int_equal(ublk_parameters(&info, 1, 1u << 20, &p), 0);
 	assert_int_equal(p.types, UBLK_PARAM_TYPE_BASIC);
 
 	info.block_size = 8192;
-	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &p), -EINVAL);
+	assert_int_equal(ublk_parameters(&info, 1, 1u << 20, &p), -EINVAL);
 }
 
 static void test_replacements_must_fit(void **state)
@@ -393,37 +394,37 @@ static void test_replacements_must_fit(void **state)
 	struct backend_info info = usual;
 
 	(void)state;
-	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &old), 0);
-	assert_null(ublk_server_mismatch(&old, &old));
+	assert_int_equal(ublk_parameters(&info, 512, 1u << 20, &old), 0);
+	assert_null(ublk_parameters_mismatch(&old, &old));
 	info.size *= 2;
 	info.block_size = 512;
 	info.rotational = true;
-	assert_int_equal(ublk_server_parameters(&info, 1, 1u << 20, &new), 0);
-	assert_null(ublk_server_mismatch(&old, &new));
-	assert_holds(ublk_server_mismatch(&new, &old), "smaller");
+	assert_int_equal(ublk_parameters(&info, 1, 1u << 20, &new), 0);
+	assert_null(ublk_parameters_mismatch(&old, &new));
+	assert_holds(ublk_parameters_mismatch(&new, &old), "smaller");
 	info = usual;
 	info.block_size = 512;
-	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &new), 0);
-	assert_null(ublk_server_mismatch(&old, &new));
+	assert_int_equal(ublk_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_null(ublk_parameters_mismatch(&old, &new));
 	new.basic.dev_sectors = old.basic.dev_sectors;
-	assert_holds(ublk_server_mismatch(&new, &old), "blocks");
+	assert_holds(ublk_parameters_mismatch(&new, &old), "blocks");
 	info = usual;
 	info.can_fua = false;
-	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &new), 0);
-	assert_holds(ublk_server_mismatch(&old, &new), "FUA");
+	assert_int_equal(ublk_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_holds(ublk_parameters_mismatch(&old, &new), "FUA");
 	info = usual;
 	info.readonly = true;
-	assert_int_equal(ublk_server_parameters(&info, 512, 1u << 20, &new), 0);
-	assert_holds(ublk_server_mismatch(&old, &new), "read-only");
-	assert_int_equal(ublk_server_parameters(&usual, 4096, 1u << 20, &new), 0);
-	assert_holds(ublk_server_mismatch(&old, &new), "aligned");
+	assert_int_equal(ublk_parameters(&info, 512, 1u << 20, &new), 0);
+	assert_holds(ublk_parameters_mismatch(&old, &new), "read-only");
+	assert_int_equal(ublk_parameters(&usual, 4096, 1u << 20, &new), 0);
+	assert_holds(ublk_parameters_mismatch(&old, &new), "aligned");
 	/* A disk that announces none has the kernel's, which is 4 bytes. */
-	assert_int_equal(ublk_server_parameters(&usual, 1, 1u << 20, &old), 0);
-	assert_int_equal(ublk_server_parameters(&usual, 8, 1u << 20, &new), 0);
-	assert_holds(ublk_server_mismatch(&old, &new), "aligned");
-	assert_int_equal(ublk_server_parameters(&usual, 4, 1u << 20, &new), 0);
-	assert_null(ublk_server_mismatch(&old, &new));
-	assert_null(ublk_server_mismatch(&new, &old));
+	assert_int_equal(ublk_parameters(&usual, 1, 1u << 20, &old), 0);
+	assert_int_equal(ublk_parameters(&usual, 8, 1u << 20, &new), 0);
+	assert_holds(ublk_parameters_mismatch(&old, &new), "aligned");
+	assert_int_equal(ublk_parameters(&usual, 4, 1u << 20, &new), 0);
+	assert_null(ublk_parameters_mismatch(&old, &new));
+	assert_null(ublk_parameters_mismatch(&new, &old));
 }
 
 /* A server is known by its device, and not by its number, which another process may have. */
