@@ -282,21 +282,22 @@ static void remake(struct s3_volume *v, const void *data, size_t length)
 
 static int meet_remains(void *opaque, const struct s3_listed *listed, const struct s3_name *name)
 {
-	const struct s3_removal *removal = opaque;
+	const bool *all = opaque;
 
 	(void)listed;
-	return name && (removal->remains || name->kind != S3_NAME_PROBE);
+	return name && (*all || name->kind != S3_NAME_PROBE);
 }
 
 /*
  * There is neither the super object nor its copy: a server that had not noticed the deletion may
  * have stored something after its end. A copy of its own makes that the rest of a volume.
  */
-static int adopt_remains(struct s3_volume *v, struct s3_removal *removal)
+static int adopt_remains(struct s3_volume *v, const struct s3_removal *removal)
 {
 	struct s3_super super = {.layout = S3_LAYOUT_LOG, .block_shift = 12, .blocks = 1};
 	struct s3_buffer out = {0};
-	int r = walk(v, "", meet_remains, removal);
+	bool all = removal->remains; /* a reserve may be all that came late */
+	int r = walk(v, "", meet_remains, &all);
 
 	if (r < 0)
 		return r;
@@ -322,7 +323,7 @@ static int adopt_remains(struct s3_volume *v, struct s3_removal *removal)
  * Goes on with a deletion that was interrupted. It may have ended before it looked for a clone that
  * was made in the last moment; a marker alone does not tell, since after that all else may be gone.
  */
-static int unmake_again(struct s3_volume *v, struct s3_removal *removal)
+static int unmake_again(struct s3_volume *v, const struct s3_removal *removal)
 {
 	struct clones i = {.v = v};
 	size_t length;
