@@ -89,6 +89,31 @@ def mapped(name: str, table: str) -> Iterator[str]:
 
 
 @contextmanager
+def through_mapper(name: str) -> Iterator[str]:
+    """The NVMe disk as one of the device mapper, which suspended() and change() act on, until the block's end."""
+    run(["modprobe", "dm-mod"])
+    with mapped(name, f"0 {run(['blockdev', '--getsz', NVME]).strip()} linear {NVME} 0") as disk:
+        yield disk
+
+
+@contextmanager
+def suspended(name: str) -> Iterator[None]:
+    """What is sent to that disk of the device mapper waits until the block's end."""
+    run(["dmsetup", "suspend", "--noflush", "--nolockfs", name])
+    try:
+        yield
+    finally:
+        run(["dmsetup", "resume", name])
+
+
+def change(name: str, table: str) -> None:
+    """A disk of the device mapper is something else from now on."""
+    run(["dmsetup", "load", name], stdin=table)
+    with suspended(name):
+        pass
+
+
+@contextmanager
 def served(system: SystemConfig, device: str, place: Path, *, outlives: bool = False) -> Iterator[Running]:
     """A system of the harness over a device until the block's end. place: for what its commands print."""
     recorder, teardown = Recorder(place), Teardown()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import launch, unmount
-from guest import BUILD, LIMIT, MIB, RELEASE, Up, config, mapped, run
+from guest import BUILD, LIMIT, MIB, RELEASE, Up, change, config, mapped, run, suspended
 from userblk.harness.model.config import SystemConfig
 from userblk.harness.systems.base import module_there
 from waiting import wait_until
@@ -191,12 +191,6 @@ def fuse_disk(file: Path, parameters: dict[str, str]) -> Iterator[Disk]:
         mount.kill()
 
 
-def change(name: str, table: str) -> None:
-    run(["dmsetup", "load", name, "--table", table])
-    run(["dmsetup", "suspend", "--noflush", "--nolockfs", name])
-    run(["dmsetup", "resume", name])
-
-
 LINEAR = f"0 {SIZE // SECTOR} linear {NVME} 0"
 
 
@@ -255,13 +249,13 @@ def test_writes_that_cannot_be_kept(serve: Serve, log: Log, name: str) -> None:
 def test_a_device_that_stalls(serve: Serve, log: Log, name: str) -> None:
     with mapped("faulty", LINEAR) as path, serve(SYSTEMS[name], path) as disk:
         assert disk.write(BAD, b"a") == 0
-        run(["dmsetup", "suspend", "--noflush", "--nolockfs", "faulty"])
-        resume = threading.Timer(5, lambda: run(["dmsetup", "resume", "faulty"]))
-        began = time.monotonic()
-        resume.start()
-        assert disk.write(BAD, b"b") == disk.flush() == 0
-        assert time.monotonic() - began > 2
-        resume.join()
+        with suspended("faulty"):
+            resume = threading.Timer(5, lambda: run(["dmsetup", "resume", "faulty"]))
+            began = time.monotonic()
+            resume.start()
+            assert disk.write(BAD, b"b") == disk.flush() == 0
+            assert time.monotonic() - began > 2
+            resume.join()
         assert disk.holds(BAD, b"b")
     log.check()
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, RELEASE, Up, config, mapped, read, run
+from guest import LIMIT, MIB, RELEASE, Up, config, mapped, read, run, suspended
 from userblk.harness.systems import Running
 from waiting import wait_until
 
@@ -172,16 +172,12 @@ def read_slowly(disk: str, output: Path) -> bytes:
 @contextmanager
 def read_under_way(disk: str, below: str, output: Path) -> Iterator[Future[bytes]]:
     """A read that stays in the ring until the block's end, since the device mapper's disk below is suspended."""
-    run(["dmsetup", "suspend", "--noflush", "--nolockfs", below])
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            slow = pool.submit(read_slowly, disk, output)
-            busy = Path("/sys/block", Path(disk).name, "device/device_busy")
-            wait_until("the read has begun", lambda: busy.read_text().strip() == "1", LIMIT)
-            yield slow
-            assert not slow.done()
-        finally:
-            run(["dmsetup", "resume", below])
+    with ThreadPoolExecutor(1) as pool, suspended(below):
+        slow = pool.submit(read_slowly, disk, output)
+        busy = Path("/sys/block", Path(disk).name, "device/device_busy")
+        wait_until("the read has begun", lambda: busy.read_text().strip() == "1", LIMIT)
+        yield slow
+        assert not slow.done()
 
 
 def test_inquiries_beside_a_slow_command(up: Up, mode: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, NVME, RELEASE, mapped, run
+from guest import LIMIT, MIB, NVME, RELEASE, mapped, suspended
 from guest_tcmu import daemon
 from userblk.harness.systems.lio import Backstore, LioError, Lun, TcmuRunner, write_attribute
 from waiting import thread_states, wait_until
@@ -28,19 +28,9 @@ APART = 128 * 1024  # so that the kernel merges none
 
 @pytest.fixture
 def below() -> Iterator[str]:
-    """The device below, which stalled() suspends."""
+    """The device below."""
     with mapped("slow", f"0 {SIZE // 512} linear {NVME} 0") as path:
         yield path
-
-
-@contextmanager
-def stalled(name: str = "slow") -> Iterator[None]:
-    """What is sent to that device waits until the block's end."""
-    run(["dmsetup", "suspend", "--noflush", "--nolockfs", name])
-    try:
-        yield
-    finally:
-        run(["dmsetup", "resume", name])
 
 
 @contextmanager
@@ -131,7 +121,7 @@ def test_one_disk_after_another(below: str, pool: ThreadPoolExecutor, tmp_path: 
             with exported(config) as lun:
                 assert unnamed(runner) == alone + RING + threads, config
                 requests = Requests(lun, pool)
-                with stalled():
+                with suspended("slow"):
                     writes = requests.write(range(MANY), bytes([byte]))
                     requests.await_arrival(MANY)
                     assert_waiting(runner, min(threads, MANY))
@@ -157,14 +147,14 @@ def test_beside_another_disk(
         daemon(given) as runner,
         exported(f"{beside};direct=on{words}", subtype, "other") as other,
         exported(f"{below};direct=on;threads=5") as ours,
-        stalled("other"),
+        suspended("other"),
     ):
         read = Requests(other, pool).read(range(MANY))
         assert_waiting(runner, threads)
         requests = Requests(ours, pool)
         for write in requests.write(range(MANY), b"o"):
             write.result(LIMIT)
-        with stalled():
+        with suspended("slow"):
             again = requests.read(range(MANY))
             requests.await_arrival(MANY)
             assert_waiting(runner, threads + 5)
@@ -194,7 +184,7 @@ def test_commands_that_take_long_are_logged(below: str, pool: ThreadPoolExecutor
     """Those in a thread, and those that wait for one; later each ends well, and is logged again."""
     with daemon() as runner, exported(f"{below};direct=on;threads=2;tcmur_cmd_time_out=1") as lun:
         requests = Requests(lun, pool)
-        with stalled():
+        with suspended("slow"):
             writes = requests.write(range(MANY), b"l")
             wait_until("each is logged", lambda: runner.log.count(" timed out.") == MANY, log=lambda: runner.log)
             assert waiting(runner) == 2 and not any(write.done() for write in writes)
@@ -211,7 +201,7 @@ def test_a_disk_goes_while_its_threads_wait(below: str, pool: ThreadPoolExecutor
     config = f"{below};direct=on;threads=2"
     with daemon() as runner, ExitStack() as stack:
         lun = stack.enter_context(exported(config, timeout_s=2))
-        with stalled():
+        with suspended("slow"):
             reads = Requests(lun, pool).read(range(MANY))
             assert_waiting(runner, 2)
             attribute(lun, "state").write_text("offline\n")  # not sent again
@@ -237,7 +227,7 @@ def test_a_kill_while_commands_wait(below: str, pool: ThreadPoolExecutor, restar
             requests = Requests(lun, pool)
             for write in requests.write(before, b"b"):
                 write.result(LIMIT)
-            with stalled():
+            with suspended("slow"):
                 under_way = requests.write(during, b"d") + requests.read(before)
                 requests.await_arrival(2 * MANY)
                 assert_waiting(first, 4)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, NVME, SATA, mapped, read, run, start_verify
+from guest import LIMIT, MIB, NVME, SATA, change, mapped, read, run, start_verify, suspended, through_mapper
 from guest_ublk import NEEDS_UBLK, UBLK, Add, assert_kept, disks, info, kill, ublk
 from waiting import thread_state, wait_until
 
@@ -190,17 +190,13 @@ def test_a_server_that_cannot_be_seen_is_told(add: Add) -> None:
 @pytest.fixture
 def broken() -> Iterator[tuple[str, Callable[[], None]]]:
     """A device, and what makes all its writes fail from then on."""
-    run(["modprobe", "dm-mod"])
     run(["modprobe", "dm-flakey"])
-    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
 
     def break_it() -> None:
-        table = f"0 {sectors} flakey {NVME} 0 0 60 1 error_writes"
-        run(["dmsetup", "load", "broken", "--table", table])
-        run(["dmsetup", "suspend", "--noflush", "--nolockfs", "broken"])
-        run(["dmsetup", "resume", "broken"])
+        sectors = run(["blockdev", "--getsz", NVME]).strip()
+        change("broken", f"0 {sectors} flakey {NVME} 0 0 60 1 error_writes")
 
-    with mapped("broken", f"0 {sectors} linear {NVME} 0") as disk:
+    with through_mapper("broken") as disk:
         yield disk, break_it
 
 
@@ -341,17 +337,12 @@ def stops(server: int) -> bool:
 @contextmanager
 def hanging(add: Add) -> Iterator[str]:
     """A disk whose device hangs, with a write; it answers from the end of the block on, and then the disk goes."""
-    run(["modprobe", "dm-mod"])
-    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
-    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+    with through_mapper("hung") as device:
         disk = add("passthrough", f"file={device}")
-        try:
-            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
+        with suspended("hung"):
             write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
             time.sleep(1.0)  # until the server has the write
             yield disk
-        finally:
-            run(["dmsetup", "resume", "hung"])
         write.wait(LIMIT)
         wait_until("the disk is gone", lambda: not disks() and not Path(disk).exists(), 60)
 
@@ -376,16 +367,11 @@ def begin_search(disk: str) -> subprocess.Popen[bytes]:
 @contextmanager
 def searched(add: Add, *options: str) -> Iterator[str]:
     """A disk whose partitions the kernel looks for; its device answers from the end of the block on."""
-    run(["modprobe", "dm-mod"])
-    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
-    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+    with through_mapper("hung") as device:
         disk = add(*options, "passthrough", f"file={device}")
-        try:
-            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
+        with suspended("hung"):
             search = begin_search(disk)
             yield disk
-        finally:
-            run(["dmsetup", "resume", "hung"])
         search.wait(LIMIT)
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, NVME, finish, mapped, more_requests, read, requests, run, start_verify
+from guest import LIMIT, MIB, NVME, finish, more_requests, read, requests, run, start_verify, suspended, through_mapper
 from guest_ublk import MODES, NEEDS_UBLK, UBLK, Add, disks, info, kill, mode_options, ublk
 from waiting import thread_state, wait_until
 
@@ -192,44 +192,38 @@ def test_replaced_with_a_full_queue(add: Add, depth: int, recovery: str) -> None
 @pytest.mark.parametrize("options", [(), ("--queues=1", "--depth=1")], ids=["", "full"])
 def test_a_hung_device_outlasts_a_replacement(add: Add, options: tuple[str, ...]) -> None:
     """The old server ends after the new one has given up. full: the kernel has no tag to tell it by."""
-    run(["modprobe", "dm-mod"])
-    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
-    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+    with through_mapper("hung") as device:
         disk = add(*options, "passthrough", f"file={device}")
         try:
-            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
-            write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
-            time.sleep(1.0)  # until the server has the write
-            replacement = subprocess.Popen(
-                [UBLK, "replace", disk, "passthrough", f"file={device}"],
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
-            time.sleep(70.0)
-            assert replacement.poll() is None
-            run(["dmsetup", "resume", "hung"])
+            with suspended("hung"):
+                write = subprocess.Popen(["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "oflag=direct"])
+                time.sleep(1.0)  # until the server has the write
+                replacement = subprocess.Popen(
+                    [UBLK, "replace", disk, "passthrough", f"file={device}"],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                )  # fmt: skip
+                time.sleep(70.0)
+                assert replacement.poll() is None
             output, _ = replacement.communicate(timeout=LIMIT)
             assert replacement.returncode == 1 and "continues as before" in output, output
             assert info(disk)["state"] == "live"
             assert write.wait(LIMIT) == 0
             finish(start_verify(disk, "--size=1M"))
         finally:
-            run(["dmsetup", "resume", "hung"])
             ublk("delete", "--force", disk)
 
 
 @pytest.mark.long
 def test_a_flush_that_failed_with_the_old_server_fails(add: Add) -> None:
     """The kernel tells that server, which was killed meanwhile, and issues the flush again."""
-    run(["modprobe", "dm-mod"])
-    sectors = int(Path("/sys/block", Path(NVME).name, "size").read_text())
+    sectors = int(run(["blockdev", "--getsz", NVME]))
     # Unlike writes to the bad block, flushes succeed.
     bad = f"0 2048 linear {NVME} 0\n2048 8 error\n2056 {sectors - 2056} linear {NVME} 2056\n"
-    with mapped("hung", f"0 {sectors} linear {NVME} 0") as device:
+    with through_mapper("hung") as device:
         words = ("passthrough", f"file={device}", "direct=off")
         disk = add(*words)
         pid = info(disk)["pid"]
-        try:
-            run(["dmsetup", "suspend", "--noflush", "--nolockfs", "hung"])
+        with suspended("hung"):
             write = subprocess.Popen(
                 ["dd", "if=/dev/zero", f"of={disk}", "bs=4k", "count=1", "seek=256", "oflag=direct",
                  "conv=fdatasync"]
@@ -238,8 +232,6 @@ def test_a_flush_that_failed_with_the_old_server_fails(add: Add) -> None:
             replacement = subprocess.Popen([UBLK, "replace", disk, *words], stdin=subprocess.DEVNULL)
             wait_until("the old server is killed", lambda: thread_state(pid) == "Z", LIMIT)  # its first thread
             run(["dmsetup", "load", "hung"], stdin=bad)
-        finally:
-            run(["dmsetup", "resume", "hung"])
         assert replacement.wait(LIMIT) == 0
         assert info(disk)["pid"] != pid
         assert write.wait(LIMIT) == 1
@@ -327,16 +319,8 @@ def held() -> Iterator[tuple[str, Callable[[], None]]]:
     def release() -> None:
         run(["dmsetup", "resume", "held"])
 
-    run(["modprobe", "dm-mod"])
-    sectors = Path("/sys/block", Path(NVME).name, "size").read_text().strip()
-    run(["dmsetup", "create", "held", "--table", f"0 {sectors} linear {NVME} 0"])
-    try:
-        run(["dmsetup", "suspend", "--noflush", "--nolockfs", "held"])
-        (disk,) = (path.parent.parent.name for path in Path("/sys/block").glob("dm-*/dm/name"))  # no udev names it
-        yield f"/dev/{disk}", release
-    finally:
-        release()
-        run(["dmsetup", "remove", "held"])
+    with through_mapper("held") as device, suspended("held"):
+        yield device, release
 
 
 @pytest.mark.parametrize("event", ["stopped and continued", "terminated", "interrupted"])
