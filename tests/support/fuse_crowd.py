@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""More files than userblk-passthrough may have descriptors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fuse_mount import Mount
+
+FILES = 3000
+FEW_FILES = ("prlimit", "--nofile=256")
+
+
+def descriptors(mount: Mount) -> int:
+    return len(os.listdir(f"/proc/{mount.process.pid}/fd"))
+
+
+def fill(directory: Path) -> list[str]:
+    names = [f"{number:05}" for number in range(FILES)]
+    for name in names:
+        (directory / name).write_text(name)
+    return names
