@@ -49,7 +49,8 @@ def test_cpus_are_taken_off_line_and_come_back() -> None:
     assert os.cpu_count() == count
 
 
-@pytest.mark.parametrize("system", SERVERS)
+@pytest.mark.long
+@pytest.mark.parametrize("system", SERVER)
 def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
     make_campaign(directory, system)

@@ -16,12 +16,11 @@ from userblk.harness.model.config import load_profile
 from waiting import wait_until
 
 CHANGES = [
-    ("nbdkit", "", "kill"),
-    ("tcmu", "", "kill"),
     ("tcmu", "handler", "kill"),
     ("ublk", "uring", "replace"),
-    *(pytest.param("ublk", mode, event, marks=pytest.mark.long)
-      for mode, event in (("workers", "kill"), ("workers", "replace"), ("uring", "kill"))),
+    *(pytest.param(*change, marks=pytest.mark.long)
+      for change in (("nbdkit", "", "kill"), ("tcmu", "", "kill"), ("ublk", "workers", "kill"),
+                     ("ublk", "workers", "replace"), ("ublk", "uring", "kill"))),
 ]  # fmt: skip
 
 

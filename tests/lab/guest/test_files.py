@@ -22,10 +22,8 @@ from userblk.harness.model.config import load_profile
 from userblk.harness.systems import nfs
 
 SYSTEMS = [
-    pytest.param("native", marks=pytest.mark.long),
     "nbdkit",
-    pytest.param("tcmu", marks=pytest.mark.long),
-    "fuse",
+    *(pytest.param(system, marks=pytest.mark.long) for system in ("native", "tcmu", "fuse")),
 ]
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
 SIZE = 512 * MIB
@@ -103,8 +101,8 @@ def test_data_metadata_and_a_server(system: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("system", "mounted"),
     [
-        ("ext4-data-journal", {"mount": ["data=journal"]}),
-        ("ext4-ramdisk", {"mount": []}),
+        pytest.param("ext4-data-journal", {"mount": ["data=journal"]}, marks=pytest.mark.long),
+        pytest.param("ext4-ramdisk", {"mount": []}, marks=pytest.mark.long),
         ("nfs", {"mounted": "nfs4", "server_threads": 16}),
     ],
 )
@@ -143,6 +141,7 @@ def test_applications_run_in_the_guest(suite: str, workloads: list[str], tmp_pat
     assert leftovers() == []
 
 
+@pytest.mark.long
 def test_an_nfs_server_that_is_stopped_costs_its_run_only(tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
     make_campaign(directory, "nfs", ["rand-read-16th-4k", "mail-server"], 2)
@@ -167,7 +166,7 @@ def test_an_nfs_server_that_cannot_be_set_up_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "system", ["nbdkit", "fuse", *(pytest.param(system, marks=pytest.mark.long) for system in ("tcmu", "nfs"))]
+    "system", ["fuse", *(pytest.param(system, marks=pytest.mark.long) for system in ("nbdkit", "tcmu", "nfs"))]
 )
 def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
@@ -189,8 +188,8 @@ def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None
         pytest.param("native", signal.SIGINT, marks=pytest.mark.long),
         pytest.param("nbdkit", signal.SIGKILL, marks=pytest.mark.long),
         ("tcmu", signal.SIGINT),
-        ("fuse", signal.SIGKILL),
-        ("nfs", signal.SIGKILL),
+        pytest.param("fuse", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("nfs", signal.SIGKILL, marks=pytest.mark.long),
     ],
 )
 def test_stopped_midway_nothing_is_left(system: str, number: signal.Signals, tmp_path: Path) -> None:
