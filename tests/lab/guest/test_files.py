@@ -155,6 +155,7 @@ def test_an_nfs_server_that_is_stopped_costs_its_run_only(tmp_path: Path) -> Non
     assert leftovers() == []
 
 
+@pytest.mark.long
 def test_an_nfs_server_that_cannot_be_set_up_is_named(tmp_path: Path) -> None:
     directory = tmp_path / "campaign"
     make_campaign(directory, "nfs", ["mail-server"], 1)

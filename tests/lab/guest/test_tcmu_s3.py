@@ -141,6 +141,7 @@ def test_the_daemon_ends_while_a_store_is_out_of_reach(config: Path, cut_off: Pa
         assert len(re.findall("did not close", second.log)) == 1, "that of the other disk"
 
 
+@pytest.mark.long
 def test_a_disk_is_removed_while_its_store_is_out_of_reach(config: Path, cut_off: Path) -> None:
     """The kernel has given its command up, and the daemon has not. Other disks can be made afterwards."""
     with ExitStack() as stack:

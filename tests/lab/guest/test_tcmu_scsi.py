@@ -280,6 +280,7 @@ def bus() -> Iterator[None]:
         socket.unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("mode", ["", pytest.param("handler", marks=pytest.mark.long)], indirect=True)
 def test_targetcli(bus: None, mode: str, running: Running) -> None:
     """The way of the manual page, on the second disk, while the harness's LUN is there."""
     sata = os.environ["LAB_SATA"]
