@@ -457,7 +457,7 @@ def test_a_replacement_that_fails_leaves_the_old_record(add: Add, tmp_path: Path
     record = Path("/run/userblk-ublk", disk.removeprefix("/dev/ublkb"))
     before = record.read_bytes()
     server = subprocess.Popen(
-        ["strace", "-D", "-o", "/dev/null", "-e", "inject=rename:delay_exit=60000000", UBLK,
+        ["strace", "-D", "-o", "/dev/null", "-e", "inject=rename:delay_exit=15000000", UBLK,
          "replace", "--foreground", disk, "--threads=1", "passthrough", f"file={NVME}"],
         stdin=subprocess.DEVNULL,
     )  # fmt: skip

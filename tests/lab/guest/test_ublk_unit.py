@@ -33,7 +33,9 @@ def users(disk: str) -> list[str]:
     return volumes + [line for line in Path("/proc/swaps").read_text().splitlines() if line.startswith(disk)]
 
 
-@pytest.mark.parametrize("use", ["swap", "volume", "busy volume", "another namespace"])
+@pytest.mark.parametrize(
+    "use", ["swap", "volume", "another namespace", pytest.param("busy volume", marks=pytest.mark.long)]
+)
 def test_the_unit_ends_what_is_on_its_disk(
     add: Add, mountpoint: Path, use: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
