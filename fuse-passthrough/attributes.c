@@ -42,7 +42,6 @@ int clear_setid(fuse_req_t req, int fd)
 	return fstat(fd, &st) == -1 ? -errno : clear_setid_of(req, fd, &st);
 }
 
-/* Answers req with 0 or a negative errno. */
 /* Answers req with attributes of the source. */
 static void reply_attr(fuse_req_t req, fuse_ino_t ino, struct stat *st)
 {
@@ -178,30 +177,41 @@ static int set_times(fuse_req_t req, int fd, bool open_file, const struct stat *
 
 /*
  * Gives the file of an O_PATH descriptor, which is empty, a new time of modification, as open(2)
- * with O_TRUNC does: where truncate(2) changes nothing, many file systems do not change the time
- * either. Not for files with data: ext4, XFS and Btrfs write a truncated file at the next close(2),
- * which must be the user's.
+ * with O_TRUNC does. A daemon that does not own it opens it for that, and truncates it once more:
+ * ext4 and Btrfs write what has been truncated at the next close(2), which must be the user's, not
+ * this one. Without a descriptor, the time stays: open(2) fails as well then, and truncate(2) does
+ * not need one.
  */
-static int empty_again(int fd)
+static int renew_time(int fd)
 {
-	int file = open_retrying(fd_path(fd).path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+	static const struct timespec now[2] = {{.tv_nsec = UTIME_OMIT}, {.tv_nsec = UTIME_NOW}};
+	int file;
 
+	if (utimensat(fd, "", now, AT_EMPTY_PATH) == 0)
+		return 0;
+	file = open_retrying(fd_path(fd).path, O_WRONLY | O_TRUNC | O_CLOEXEC);
 	if (file < 0)
-		return file;
+		return 0;
 	close(file);
-	return 0;
+	return truncate(fd_path(fd).path, 0) == -1 ? -errno : 0;
 }
 
-/* fd is open for writing if there is an open file, otherwise O_PATH. */
-static int set_size(int fd, bool open_file, off_t size)
+/*
+ * fd is open for writing if there is an open file, otherwise O_PATH. Where truncate(2) changes
+ * nothing, many file systems do not change the time either, and the request may be of an open(2)
+ * with O_TRUNC. With write-back, that sends the time as well.
+ */
+static int set_size(int fd, bool open_file, off_t size, int what)
 {
 	struct stat st;
-	int result;
+	bool renews = !open_file && size == 0 &&
+		      (!session.writeback || (what & FUSE_SET_ATTR_MTIME)) && fstat(fd, &st) == 0 &&
+		      st.st_size == 0;
+	int result = open_file ? ftruncate(fd, size) : truncate(fd_path(fd).path, size);
 
-	if (!open_file && size == 0 && fstat(fd, &st) == 0 && st.st_size == 0)
-		return empty_again(fd);
-	result = open_file ? ftruncate(fd, size) : truncate(fd_path(fd).path, size);
-	return result == -1 ? -errno : 0;
+	if (result == -1)
+		return -errno;
+	return renews ? renew_time(fd) : 0;
 }
 
 static int set_mode(fuse_req_t req, int fd, mode_t mode)
@@ -241,7 +251,7 @@ static int set_attributes(fuse_req_t req, int fd, bool open_file, const struct s
 	if (result == 0 && (what & FUSE_SET_ATTR_MODE))
 		result = set_mode(req, fd, st->st_mode);
 	if (result == 0 && (what & FUSE_SET_ATTR_SIZE))
-		result = set_size(fd, open_file, st->st_size);
+		result = set_size(fd, open_file, st->st_size, what);
 	if (result == 0 && (what & (FUSE_SET_ATTR_ATIME | FUSE_SET_ATTR_MTIME)))
 		result = set_times(req, fd, open_file, st, what);
 	return result;

@@ -14,9 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from fuse_crowd import FEW_FILES
 from fuse_mount import LIBFUSE, MODES, NOBODY, Mount, aligned, as_user, bare_mapping, direct, lacking_for_mode, traced
 from fuse_sources import on_image, over
 from loops import mounted
@@ -390,6 +392,40 @@ def test_opening_an_empty_file_to_replace_it_is_seen_in_the_time(
             os.close(os.open(path, how | os.O_TRUNC))
             assert path.stat().st_mtime > 1
             assert (below / "file").stat().st_mtime > 1
+
+
+@pytest.mark.parametrize("name", ["default", "nosplice", "io-uring"])
+@pytest.mark.parametrize("kind", ["tmpfs", "xfs", "btrfs"])
+def test_truncation_of_an_empty_file_with_write_back(kind: str, name: str, tmp_path: Path, fuse_source: Path) -> None:
+    """By truncate(2). The kernel keeps the time, and says when it changes: so the source keeps it, too."""
+    if reason := lacking_for_mode(name):
+        pytest.skip(reason)
+    source = mounted(tmp_path / "below", kind) if kind == "tmpfs" else on_image(kind, tmp_path)
+    with source as below, over(below, fuse_source, *MODES[name]) as mount:
+        assert mount.status["writeback"] == "on"
+        path = mount.point / "file"
+        path.touch()
+        os.utime(path, (1, 1))
+        os.truncate(path, 0)
+        assert path.stat().st_mtime == (below / "file").stat().st_mtime == 1
+
+
+def test_truncation_of_an_empty_file_needs_no_descriptor(fuse_source: Path) -> None:
+    """truncate(2) has no error for that. Over ramfs, where no handle opens it again, the file keeps the one it has."""
+    with (
+        mounted(fuse_source.with_name("below"), "ramfs") as below,
+        over(below, fuse_source, "--no-writeback", wrapper=FEW_FILES) as mount,
+        ExitStack() as stack,
+    ):
+        for name in ("file", "other"):
+            (mount.point / name).touch()
+        os.utime(mount.point / "file", (1, 1))
+        with pytest.raises(OSError) as caught:
+            while True:
+                stack.callback(os.close, os.open(mount.point / "other", os.O_RDONLY))
+        assert caught.value.errno == errno.EMFILE
+        os.truncate(mount.point / "file", 0)
+        assert (below / "file").stat().st_mtime > 1
 
 
 def test_direct_write_is_seen_in_the_time(fuse: Mount) -> None:

@@ -11,6 +11,7 @@ import os
 import queue
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -43,6 +44,7 @@ from waiting import stop, wait_until
 FuseStart = Callable[..., Mount]
 MIB = 1 << 20
 KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE = 1, 2, 16
+FIEMAP, EXTENT_DELALLOC = 0xC020660B, 4
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * MIB + 17])
@@ -344,6 +346,33 @@ def test_a_long_copy_of_shared_blocks_is_one_request(kind: str, tmp_path: Path, 
             assert (mount.point / "to").read_bytes() == pattern(size) + b"\0" + pattern(8 * MIB)
         checked(["sync", "-f", str(below)])
         assert free - os.statvfs(below).f_bavail * os.statvfs(below).f_bsize < 16 * MIB
+
+
+def is_delayed(path: Path) -> bool:
+    """Whether its file system has put off where its data, one extent, go on the disk."""
+    with path.open("rb") as file:
+        answer = fcntl.ioctl(file, FIEMAP, struct.pack("=QQ4I56x", 0, 2**64 - 1, 0, 0, 1, 0))
+    (flags,) = struct.unpack_from("=I", answer, 32 + 40)
+    return bool(flags & EXTENT_DELALLOC)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["ext4", "btrfs"])
+def test_what_replaces_the_data_of_a_file_is_written_at_its_close(
+    kind: str, mode: str, tmp_path: Path, fuse_source: Path
+) -> None:
+    """Without fsync(2), as ext4 and Btrfs do after O_TRUNC, also of a file that was empty by then."""
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    source = nullcontext(fuse_source) if kind == "ext4" else on_image(kind, tmp_path)
+    with source as below, over(below, fuse_source, *MODES[mode]) as mount:
+        (below / "file").write_bytes(b"old" * 3000)
+        checked(["sync", "-f", str(below)])
+        os.close(os.open(mount.point / "file", os.O_WRONLY | os.O_TRUNC))
+        with (mount.point / "file").open("wb") as file:
+            file.write(b"new" * 3000)
+        # Its file system would do it by itself after half a minute.
+        wait_until("the data have their place", lambda: not is_delayed(below / "file"), 10)
 
 
 def test_truncation_is_seen_by_everybody(fuse: Mount) -> None:

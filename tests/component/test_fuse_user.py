@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import LIBFUSE, MODES, NOBODY, PROGRAM, as_user, launch, parse_status
+from loops import mounted
 from nbdkit_server import checked, run
 from waiting import wait_until
 
@@ -188,6 +189,27 @@ def test_root_of_a_user_namespace_with_all_users(option: str, granted: str, fuse
     status, _, answer = result.stdout.partition("\n")
     assert (result.stderr, answer) == ("", "text\n")
     assert parse_status(status)["passthrough"] == granted
+
+
+@pytest.mark.parametrize("mode", ["default", "no-writeback"])
+def test_an_empty_file_of_others_that_is_replaced_is_seen_in_the_time(mode: str, fuse_source: Path) -> None:
+    """Only its owner sets a time, so it is opened again. Over tmpfs, truncate(2) does not change the time."""
+    if shutil.which("fusermount3") is None or shutil.which("setfacl") is None:
+        pytest.skip("fuse3 or acl is not installed")
+    below, point = fuse_source.with_name("below"), fuse_source.with_name("mount")
+    os.chown(point, NOBODY, NOBODY)
+    user = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    with mounted(below, "tmpfs"), device_open_to(NOBODY):
+        (below / "file").touch()
+        (below / "file").chmod(0o666)
+        os.utime(below / "file", (1, 1))
+        mount = launch(PROGRAM, below, point, ["--foreground", *MODES[mode], str(below), str(point)], user)
+        try:
+            assert as_user(NOBODY, "sh", "-c", ": >$0", str(point / "file")).stderr == ""
+            assert (below / "file").stat().st_mtime > 1
+            mount.unmount()
+        finally:
+            mount.kill()
 
 
 @pytest.mark.parametrize("mode", ["default", "no-writeback"])
