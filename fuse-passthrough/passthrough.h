@@ -6,7 +6,9 @@
  *   options.c     its options
  *   inodes.c      which files the kernel knows, and descriptors for them
  *   caller.c      acting as the requesting user
- *   operations.c  names, attributes, links, extended attributes
+ *   operations.c  names, links
+ *   attributes.c  getattr, statx, setattr
+ *   extended_attributes.c  extended attributes, ACLs
  *   directory.c   opendir, readdir, readdirplus
  *   file.c        open, create, release, kernel passthrough
  *   data.c        the data of open files: read, write, copy, space
