@@ -275,7 +275,10 @@ static void fs_setattr(
 	/* The data may be written later. */
 	if (result == 0 && (what & FUSE_SET_ATTR_MODE) && is_kernels_own(req, fd))
 		st.st_mode = (st.st_mode & S_IFMT) | (attr->st_mode & ALLPERMS);
-	attr_done(ino, fi);
+	if (result && !fi)
+		inode_put_changed(inode_of(ino));
+	else
+		attr_done(ino, fi);
 	if (result)
 		session_reply_error(req, -result);
 	else

@@ -377,7 +377,10 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 	if (fi->flags & O_TRUNC)
 		lose_capability(inode);
 	fd = open_source(fd_path(path_fd).path, source_flags(fi->flags), fi);
-	inode_put_changed(inode);
+	if ((fi->flags & O_ACCMODE) == O_RDONLY)
+		inode_put(inode);
+	else
+		inode_put_changed(inode);
 	if (fd < 0)
 		return fd;
 	result = could_store(inode, fi) ? -EBUSY : open_direct(fd, fi, &direct_fd);

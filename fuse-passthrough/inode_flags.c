@@ -119,10 +119,11 @@ void fs_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned int cmd, void *arg,
 	close(fd);
 	inode_put(inode);
 	/*
-	 * It changed the time of change, too, for which the kernel would not ask again. This waits
-	 * for nobody: the caller keeps the inode until it has its answer.
+	 * It changed the time of change, too, for which the kernel would not ask again, or failed
+	 * after a change as in inode_put_changed(). This waits for nobody: the caller keeps the
+	 * inode until it has its answer.
 	 */
-	if (set && result == 0)
+	if (set)
 		fuse_lowlevel_notify_inval_inode(session.fuse, ino, -1, 0);
 	if (result)
 		session_reply_error(req, result);

@@ -423,32 +423,27 @@ ino_t shown_ino(dev_t dev, ino_t ino)
 	return ino ^ (ino_t)(dev ^ root.dev) << 32;
 }
 
-bool inode_renumber(struct inode *inode)
+void inode_renumber(struct inode *inode)
 {
 	struct stat st;
-	bool other;
 
 	if (numbers != NUMBERS_SHARED)
-		return false;
+		return;
 	pthread_mutex_lock(&stripes->lock);
-	other = fstat(fd_in(atomic_load(&inode->fd)), &st) == 0 &&
-		(st.st_ino != inode->ino || st.st_dev != inode->dev);
-	if (other) {
+	if (fstat(fd_in(atomic_load(&inode->fd)), &st) == 0 &&
+		(st.st_ino != inode->ino || st.st_dev != inode->dev)) {
 		leave(stripes, inode);
 		inode->dev = st.st_dev;
 		inode->ino = st.st_ino;
 		enter(stripes, inode);
 	}
 	pthread_mutex_unlock(&stripes->lock);
-	return other;
 }
 
-bool inode_put(struct inode *inode)
+void inode_put(struct inode *inode)
 {
-	bool other = inode_renumber(inode);
-
+	inode_renumber(inode);
 	unpin(inode);
-	return other;
 }
 
 bool inodes_change_numbers(void)

@@ -91,13 +91,12 @@ ino_t shown_ino(dev_t dev, ino_t ino);
  * or after inode_renumber().
  */
 int inode_get(struct inode *inode);
-bool inode_put(struct inode *inode);
+void inode_put(struct inode *inode);
 
 /*
  * Between the two, after such a change: lookups find inode by the number that its file has by now.
- * Returns, as inode_put() does, whether that is another one than before.
  */
-bool inode_renumber(struct inode *inode);
+void inode_renumber(struct inode *inode);
 
 /* Whether a change of a file may change its number: NUMBERS_SHARED. */
 bool inodes_change_numbers(void);

@@ -31,8 +31,9 @@ static void reply(fuse_req_t req, int result)
 
 void inode_put_changed(struct inode *inode)
 {
+	inode_put(inode);
 	/* Waits for nobody: the caller keeps the inode until it has its answer. */
-	if (inode_put(inode))
+	if (inodes_change_numbers())
 		fuse_lowlevel_notify_inval_inode(session.fuse, inode_number(inode), -1, 0);
 }
 
@@ -362,7 +363,7 @@ static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const
 	result = result == -1 ? -errno : 0;
 	inode_renumber(inode); /* the new name is of this inode, also where the file has moved */
 	result = lookup_made(new_parent, new_name, 0, fd, result, &entry);
-	inode_put(inode);
+	inode_put_changed(inode);
 	inode_put(parent);
 	reply_entry(req, result, &entry);
 }

@@ -110,7 +110,8 @@ void take_back(struct inode *parent, const char *name, int flags, int fd);
 /*
  * inode_put() after a call that may have moved the file to the upper layer of an overlayfs, in a
  * request that does not answer with attributes and for which the caller keeps the inode. There it
- * has another number and one name, for which the kernel would not ask again.
+ * has other ones, its number and a single name among them, for which the kernel would not ask
+ * again. Whether it has moved is not looked at: another request may have noticed before.
  */
 void inode_put_changed(struct inode *inode);
 

@@ -27,6 +27,7 @@ from fuse_mount import (
 )
 from fuse_sources import over, overlay
 from nbdkit_server import checked, run
+from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 
@@ -138,6 +139,70 @@ def test_attributes_of_a_file_that_goes_to_the_upper_layer(change: str, over_lin
     CHANGES[change](path)
     assert below.stat().st_nlink == (2 if change == "link" else 1)
     assert (path.stat().st_nlink, path.stat().st_ino) == (below.stat().st_nlink, below.stat().st_ino)
+
+
+@pytest.mark.parametrize("mode", ["default", "no-writeback"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_attributes_of_a_file_that_goes_to_the_upper_layer(change: str, mode: str, fuse_source: Path) -> None:
+    """One with a single name: its number stays. Its copy has another time of change, and not all of its blocks."""
+    (fuse_source / "other").touch()
+    (fuse_source / "first").write_bytes(b"old")
+    checked(["fallocate", "--keep-size", "--length=1MiB", str(fuse_source / "first")])
+    with (
+        overlay(fuse_source, fuse_source.with_name("space")) as source,
+        over(source, fuse_source, *MODES[mode]) as mount,
+    ):
+        path, below = mount.point / "first", source / "first"
+        before = path.stat()
+        assert before.st_blocks >= 2048
+        CHANGES[change](path)
+        after, found = path.stat(), below.stat()
+        assert after.st_blocks == found.st_blocks < 2048
+        if mode == "no-writeback":  # otherwise, by the kernel's own clock
+            assert before.st_ctime_ns < after.st_ctime_ns == found.st_ctime_ns
+
+
+def test_attributes_of_a_file_whose_change_another_request_notices(fuse_source: Path) -> None:
+    """It comes after the file has gone to the upper layer, and ends before the change does, which is made to wait."""
+    wrapper = traced("setxattr", "delay_exit=1000000")
+    with (
+        links(fuse_source) as source,
+        over(source, fuse_source, wrapper=wrapper) as mount,
+        ThreadPoolExecutor() as pool,
+    ):
+        path, below = mount.point / "first", source / "first"
+        assert path.stat().st_nlink == 2
+        change = pool.submit(os.setxattr, path, "user.name", b"value")
+        wait_until("it is changed", lambda: below.stat().st_nlink == 1)
+        with pytest.raises(OSError):
+            os.getxattr(path, "user.other")
+        assert not change.done(), "it has not waited: this tests nothing"
+        change.result()
+        assert path.stat().st_nlink == 1
+
+
+def truncate_without_time(path: Path) -> None:
+    with pytest.raises(OSError):
+        os.truncate(path, 1)
+
+
+FAILURES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "truncate": ("default", truncate_without_time),
+    # ext4 does not have that flag. With write-back, close(2) has the kernel ask.
+    "chattr": ("no-writeback", lambda path: run(["chattr", "+C", str(path)])),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_attributes_of_a_file_whose_change_fails_in_the_upper_layer(failure: str, fuse_source: Path) -> None:
+    mode, change = FAILURES[failure]
+    wrapper = traced("utimensat", "error=EIO")
+    with links(fuse_source) as source, over(source, fuse_source, *MODES[mode], wrapper=wrapper) as mount:
+        path, below = mount.point / "first", source / "first"
+        assert path.stat().st_nlink == 2
+        change(path)
+        assert below.stat().st_nlink == 1, "it is where it was: this tests nothing"
+        assert path.stat().st_nlink == 1
 
 
 @pytest.mark.parametrize("over_links", MODES, indirect=True)
