@@ -426,25 +426,26 @@ void fs_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_inf
 }
 
 /*
- * ext4 gives a file that it cannot extend by all, for lack of space, the size of what it could, and
- * the kernel does not ask for it after an error. With FALLOC_FL_KEEP_SIZE, that fails before. Then
- * only the last byte extends the file, since others (XFS, below an overlayfs) want room for all of
- * a call, whatever has been allocated.
+ * Some give a file that they cannot extend by all, for lack of space, the size of what they could,
+ * and the kernel does not ask for it after an error. With FALLOC_FL_KEEP_SIZE, that fails before.
+ * Only the last block then extends the file: it is there or not. It is not part of the first call,
+ * since XFS (below an overlayfs) wants room for all of a call, whatever has been allocated.
  */
 static int allocate(int fd, int mode, off_t offset, off_t length)
 {
+	off_t end = offset + length, last;
 	struct stat st;
 
 	if (fs.extends_in_part && !(mode & FALLOC_FL_KEEP_SIZE) && fstat(fd, &st) == 0 &&
-		offset + length > st.st_size) {
-		if (fallocate(fd, mode | FALLOC_FL_KEEP_SIZE, offset, length) == 0) {
-			offset += length - 1;
-			length = 1;
-		} else if (errno == ENOSPC || errno == EDQUOT) {
+		end > st.st_size) {
+		last = (end - 1) / st.st_blksize * st.st_blksize;
+		if (last > offset &&
+			fallocate(fd, mode | FALLOC_FL_KEEP_SIZE, offset, last - offset) == 0)
+			offset = last;
+		else if (last > offset && (errno == ENOSPC || errno == EDQUOT))
 			return -errno;
-		}
 	}
-	return fallocate(fd, mode, offset, length) == -1 ? -errno : 0;
+	return fallocate(fd, mode, offset, end - offset) == -1 ? -errno : 0;
 }
 
 void fs_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset, off_t length,

@@ -500,6 +500,33 @@ def test_an_allocation_of_most_of_the_room(kind: str, stacked: bool, tmp_path: P
             assert free - free_in(disk) < size + 16 * MIB
 
 
+def fits(path: Path, blocks: int) -> bool:
+    """Whether a new file may have so many blocks."""
+    with path.open("wb") as file:
+        path.unlink()
+        try:
+            os.posix_fallocate(file.fileno(), 0, blocks * 4096)
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            return False
+    return True
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_an_allocation_of_all_of_the_room(stacked: bool, tmp_path: Path, fuse_source: Path) -> None:
+    with (
+        on_image("xfs", tmp_path) as disk,
+        overlay(fuse_source, disk) if stacked else nullcontext(disk) as below,
+        over(below, fuse_source) as mount,
+    ):
+        least, most = 1, free_in(disk) // 4096
+        while least < most:
+            middle = (least + most + 1) // 2
+            least, most = (middle, most) if fits(below / "file", middle) else (least, middle - 1)
+        assert fits(mount.point / "file", most)
+        assert not fits(mount.point / "file", most + 1)
+
+
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "passthrough" not in mode])
 def test_cached_data_that_do_not_fit_are_reported(mode: str, mapped: bool, fuse_start: FuseStart) -> None:
