@@ -327,10 +327,13 @@ static bool closes_plainly(unsigned long type)
 	       type == BTRFS_SUPER_MAGIC;
 }
 
-/* May a failed allocation extend its files? */
+/*
+ * May a failed allocation extend its files? ext4 and f2fs do that, and others may. XFS sees to the
+ * room first, and what is in memory takes it back.
+ */
 static bool extends_in_part(unsigned long type)
 {
-	return type == EXT4_SUPER_MAGIC || is_stacked(type);
+	return type != XFS_SUPER_MAGIC && !in_memory(type);
 }
 
 /*

@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import queue
+import re
 import shutil
 import signal
 import struct
@@ -38,6 +39,7 @@ from fuse_mount import (
     threads as threads_of,
 )
 from fuse_sources import on_image, over, overlay
+from loops import mounted
 from nbdkit_server import RUN_TIMEOUT_S, STOP_TIMEOUT_S, checked, run
 from waiting import stop, wait_until
 
@@ -525,6 +527,23 @@ def test_an_allocation_of_all_of_the_room(stacked: bool, tmp_path: Path, fuse_so
             least, most = (middle, most) if fits(below / "file", middle) else (least, middle - 1)
         assert fits(mount.point / "file", most)
         assert not fits(mount.point / "file", most + 1)
+
+
+@pytest.mark.parametrize("kind", ["xfs", "btrfs", "tmpfs"])
+def test_which_sources_may_extend_a_file_that_does_not_fit(kind: str, tmp_path: Path, fuse_source: Path) -> None:
+    """All but those known not to: f2fs does. They must not be asked for the whole file at once."""
+    log = tmp_path / "calls"
+    wrapper = ("env", "ASAN_OPTIONS=detect_leaks=0", "strace", "-D", "-f", "-e", "trace=fallocate", "-o", str(log))
+    source = mounted(tmp_path / "below", kind) if kind == "tmpfs" else on_image(kind, tmp_path)
+    with source as below, over(below, fuse_source, wrapper=wrapper) as mount:
+        with (mount.point / "file").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, MIB)
+        status = (below / "file").stat()
+        assert status.st_size == MIB
+    last = MIB - status.st_blksize
+    calls = re.findall(r"fallocate\(\d+, (\w+), (\d+), (\d+)\)", log.read_text())
+    in_parts = [("FALLOC_FL_KEEP_SIZE", "0", str(last)), ("0", str(last), str(status.st_blksize))]
+    assert calls == (in_parts if kind == "btrfs" else [("0", "0", str(MIB))])
 
 
 @pytest.mark.parametrize("mapped", [True, False])
