@@ -2,6 +2,8 @@
 /* Attributes of files: getattr, statx, setattr. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -141,6 +143,20 @@ static int set_clock_times(fuse_req_t req, int fd, bool open_file, const struct 
 }
 
 /*
+ * Whether the name by which fd, an O_PATH descriptor, was opened is gone. The number of names does
+ * not always say so: over overlayfs, it may be that of the lower layer.
+ */
+static bool has_lost_name(int fd)
+{
+	static const char mark[] = " (deleted)";
+	const ssize_t size = sizeof(mark) - 1;
+	char path[PATH_MAX];
+	ssize_t length = readlink(fd_path(fd).path, path, sizeof(path));
+
+	return length >= size && memcmp(path + length - size, mark, (size_t)size) == 0;
+}
+
+/*
  * Whether the kernel sends times only because it has changed that of the last change, as with
  * write-back after a name is removed, and the source has the others. To set them again would have
  * an overlayfs copy all of a file from the lower layer to the upper one. If the file is gone, that
@@ -153,7 +169,8 @@ static bool has_times(int fd, bool open_file, const struct stat *st, int what)
 	return inodes_change_numbers() && !open_file &&
 	       what == (FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_CTIME) && fstat(fd, &now) == 0 &&
 	       now.st_mtim.tv_sec == st->st_mtim.tv_sec &&
-	       now.st_mtim.tv_nsec == st->st_mtim.tv_nsec;
+	       now.st_mtim.tv_nsec == st->st_mtim.tv_nsec &&
+	       (now.st_nlink == 0 || has_lost_name(fd));
 }
 
 static int set_times(fuse_req_t req, int fd, bool open_file, const struct stat *st, int what)

@@ -233,15 +233,20 @@ REMOVALS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("removal", REMOVALS)
-def test_a_file_of_the_lower_layer_is_removed_without_a_copy(removal: str, mode: str, fuse_source: Path) -> None:
+@pytest.mark.parametrize("names", [1, 2])
+def test_a_file_of_the_lower_layer_is_removed_without_a_copy(
+    names: int, removal: str, mode: str, fuse_source: Path
+) -> None:
     """With write-back the kernel sends the times of what has lost its name, for which overlayfs would copy it."""
     if reason := lacking_for_mode(mode):
         pytest.skip(reason)
     size = 4 << 20
     (fuse_source / "file").write_bytes(b"x" * size)
+    if names == 2:
+        os.link(fuse_source / "file", fuse_source / "twin")
     (fuse_source / "new").write_text("new")
     with (
-        overlay(fuse_source, fuse_source.with_name("space")) as below,
+        overlay(fuse_source, fuse_source.with_name("space"), "index=off") as below,
         rings_enabled(),
         over(below, fuse_source, *MODES[mode]) as mount,
     ):
@@ -263,6 +268,15 @@ def test_times_that_a_file_of_the_lower_layer_does_not_have_are_set(over_links: 
         checked(["touch", "--no-create", "-m", f"--date=@{seconds}", str(path)])
         assert path.stat().st_mtime == below.stat().st_mtime == seconds
     assert over_links.point.joinpath("second").stat().st_mtime > 2
+
+
+@pytest.mark.parametrize("over_links", ["default", "no-writeback"], indirect=True)
+def test_a_time_that_a_file_of_the_lower_layer_has_is_set_all_the_same(over_links: Mount) -> None:
+    path, below = over_links.point / "first", over_links.source / "first"
+    before = below.stat()
+    checked(["touch", "--no-create", "-m", f"--reference={path}", str(path)])
+    assert below.stat().st_mtime_ns == before.st_mtime_ns
+    assert below.stat().st_ctime_ns > before.st_ctime_ns
 
 
 def test_links_that_cannot_be_told_apart_are_not_found(fuse_source: Path) -> None:
