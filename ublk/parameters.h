@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* What the kernel is told of a device, and which device can take the place of another. */
+/* The description of a device for the kernel, and which device can take the place of another. */
 #ifndef USERBLK_UBLK_PARAMETERS_H
 #define USERBLK_UBLK_PARAMETERS_H
 
