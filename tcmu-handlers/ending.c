@@ -9,9 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <libtcmu.h>
 #include <tcmu-runner.h>
 #include <tcmur_device.h>
 
@@ -155,14 +158,21 @@ static bool start(void)
 	return all.runs;
 }
 
-/* In configfs. The name of the UIO device has the HBA, name and cfgstring of its disk. */
+/*
+ * In configfs. The name of the UIO device has the HBA, name and cfgstring of its disk. The device
+ * is known by its descriptor: the runner tells its name from 1.5.3 on.
+ */
 static int open_action(struct tcmu_device *dev)
 {
 	char path[512], hba[32], name[160];
+	struct stat uio;
 	FILE *file;
 	int found;
 
-	snprintf(path, sizeof path, "/sys/class/uio/%s/name", tcmu_dev_get_uio_name(dev));
+	if (fstat(tcmu_dev_get_fd(dev), &uio) < 0)
+		return -1;
+	snprintf(path, sizeof path, "/sys/dev/char/%u:%u/name", major(uio.st_rdev),
+		minor(uio.st_rdev));
 	file = fopen(path, "re");
 	if (!file)
 		return -1;

@@ -48,11 +48,9 @@ void *tcmu_dev_get_private(struct tcmu_device *dev)
 	return &dev->runners;
 }
 
-/* There is no such device, so that it is never blocked. */
-const char *tcmu_dev_get_uio_name(struct tcmu_device *dev)
+int tcmu_dev_get_fd(struct tcmu_device *dev)
 {
-	(void)dev;
-	return "none";
+	return dev->uio;
 }
 
 char *tcmu_dev_get_cfgstring(struct tcmu_device *dev)

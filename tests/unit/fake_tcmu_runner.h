@@ -20,6 +20,7 @@ struct tcmu_device {
 	/* The kernel waits for the answer to a change: beside an rmdir, configfs would, too. */
 	bool reconfigured;
 	struct tcmur_device runners; /* the runner's own */
+	int uio;		     /* descriptor; negative: it is never blocked */
 	void *own;
 };
 

@@ -78,6 +78,7 @@ void prepare(const char *options)
 	dev.block_size = BLOCK;
 	dev.max_transfer = 128;
 	dev.unmap = true;
+	dev.uio = -1;
 	logged[0] = 0;
 }
 
