@@ -209,7 +209,7 @@ void backend_heed(struct backend *b, int watch);
 void backend_start(struct backend *b);
 /* Called once at most, when the framework has to end and requests may be in flight. */
 void backend_stop(struct backend *b);
-/* Is something out of reach now that the device waits for? */
+/* Does the device wait for something that is out of reach now, or takes nothing? */
 bool backend_stalled(struct backend *b);
 /*
  * 0, or negative errno, reported already: something that was acknowledged could not be kept, or the

@@ -38,7 +38,7 @@ struct backend_ops {
 	 * for something unreachable must end soon, with an error if necessary. NULL: none waits.
 	 */
 	void (*stop)(struct backend *b);
-	bool (*stalled)(struct backend *b); /* Is something out of reach now? With stop. */
+	bool (*stalled)(struct backend *b); /* as backend_stalled(); with stop */
 	/* backend_watch() and backend_heed(). NULL: nothing is lost in that way. */
 	int (*watch)(const void *config);
 	void (*heed)(struct backend *b, int watch);

@@ -19,14 +19,15 @@ from pathlib import Path
 
 import pytest
 from device import ServeS3
-from fault_proxy import FaultProxy
-from nbdkit_server import PRELOAD, STOP_TIMEOUT_S, Handle, Nbdkit, plugin_path
+from fault_proxy import FaultProxy, Rule, refused
+from nbdkit_server import PRELOAD, STOP_TIMEOUT_S, Handle, Nbdkit, nbd, plugin_path
 from stamps import BLOCK, number_of, stamped
 from tool import PROGRAM, Tool, ask, config_file
 from waiting import wait_until
 
 RUN = 13
 BLOCKS = 512
+MIB = 1 << 20
 
 
 @pytest.fixture
@@ -371,6 +372,28 @@ def test_the_end_of_a_server_with_a_flush_under_way(
         os.kill(server.pid, signal.SIGTERM)
         assert server.process.wait(STOP_TIMEOUT_S) == 1
     assert "are not stored" in server.output()
+
+
+def test_the_end_of_a_server_whose_store_refuses_what_writes_wait_for(serve_s3: ServeS3, proxy: FaultProxy) -> None:
+    """A store that answers and takes nothing holds up no end, either: access was taken away, for example."""
+    server = serve_s3("v", through=proxy, memory="24M", batch_size="1M", close_timeout="2")
+    handle = server.connect()
+    proxy.add(Rule(refused(403, "AccessDenied"), method="PUT"))
+    data = nbd.Buffer.from_bytearray(bytearray(random.Random(RUN).randbytes(MIB)))
+    # One waits for memory in the end. With several, nbdkit 1.32 can fail an assertion when their client is gone.
+    for number in range(48):
+        handle.aio_pwrite(data, number * MIB)
+        end = time.monotonic() + 3
+        while handle.aio_in_flight() and time.monotonic() < end:
+            handle.poll(100)
+        if handle.aio_in_flight():
+            break
+    assert handle.aio_in_flight()
+    with socket.socket(fileno=os.dup(handle.aio_get_fd())) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+    os.kill(server.pid, signal.SIGTERM)
+    assert server.process.wait(STOP_TIMEOUT_S) == 1
+    assert "the store has taken nothing for close-timeout=2" in server.output()
 
 
 def test_the_end_of_a_reader_that_makes_a_clone(

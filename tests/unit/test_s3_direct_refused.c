@@ -251,6 +251,27 @@ static void test_a_store_that_refuses_holds_up_no_end(void **state)
 	fake_store_reset();
 }
 
+/* To a framework, it is as far away as one that does not answer. */
+static void test_a_store_that_refuses_is_waited_for(void **state)
+{
+	struct device d;
+	int waited = 0;
+
+	(void)state;
+	create(&d, "");
+	fake_store_fail(S3_PUT, "chunk/", -EACCES, UINT_MAX);
+	assert_int_equal(device_write(&d, pattern(model, MIB, 20), MIB, 0, 0), 0);
+	assert_false(backend_stalled(d.backend));
+	for (; waited < PATIENCE && !backend_stalled(d.backend); waited++)
+		sleep(1);
+	assert_true(backend_stalled(d.backend));
+	fake_store_fail(S3_PUT, "chunk/", 0, 0);
+	device_flush_at_last(&d);
+	assert_false(backend_stalled(d.backend));
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* Nor is one given up that takes one chunk after the other since there is space. */
 static void test_an_end_waits_for_what_is_stored_slowly(void **state)
 {
@@ -307,6 +328,7 @@ int main(void)
 		cmocka_unit_test(test_a_rest_that_is_refused),
 		cmocka_unit_test(test_a_deletion_that_is_refused),
 		cmocka_unit_test(test_a_store_that_refuses_holds_up_no_end),
+		cmocka_unit_test(test_a_store_that_refuses_is_waited_for),
 		cmocka_unit_test(test_an_end_waits_for_what_is_stored_slowly),
 		cmocka_unit_test(test_a_check_that_fails_is_made_again),
 	};

@@ -82,6 +82,41 @@ static void test_an_end_that_is_refused(void **state)
 	fake_store_reset();
 }
 
+/*
+ * One that answers and takes nothing is as far away as one that does not answer, to a framework
+ * whose end would wait for it. One that takes something now and then is not.
+ */
+static void test_a_store_that_refuses_is_waited_for(void **state)
+{
+	const struct timespec step = {.tv_nsec = 20000000};
+	struct device d;
+	int waited = 0;
+
+	(void)state;
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
+	put_mib(&d, 0, 1);
+	assert_false(backend_stalled(d.backend));
+	fake_store_fail(S3_PUT, "/log/", -EACCES, 1);
+	assert_int_equal(write_mib(&d, 1, 2), 0);
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	assert_false(backend_stalled(d.backend)); /* it has just begun */
+	device_flush_at_last(&d);
+	assert_false(backend_stalled(d.backend));
+	fake_store_fail(S3_PUT, "/log/", -EACCES, 1000);
+	assert_int_equal(write_mib(&d, 2, 3), 0);
+	assert_int_equal(backend_flush(d.backend), -EIO);
+	for (; waited < 500 && !backend_stalled(d.backend); waited++)
+		nanosleep(&step, NULL);
+	assert_in_range(waited, 25, 499);
+	assert_true(backend_stalled(d.backend));
+	fake_store_fail(S3_PUT, "/log/", 0, 0);
+	device_flush_at_last(&d);
+	assert_false(backend_stalled(d.backend));
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* The store says nothing any more. */
 static void test_an_end_without_an_answer(void **state)
 {
@@ -598,6 +633,7 @@ int main(void)
 		cmocka_unit_test(test_a_store_that_keeps_a_mark),
 		cmocka_unit_test(test_an_end_that_lacks_only_a_checkpoint),
 		cmocka_unit_test(test_an_end_that_is_refused),
+		cmocka_unit_test(test_a_store_that_refuses_is_waited_for),
 		cmocka_unit_test(test_an_end_without_an_answer),
 		cmocka_unit_test(test_an_end_whose_answer_was_lost),
 		cmocka_unit_test(test_checkpoints_go_on_beside_a_stuck_collection),

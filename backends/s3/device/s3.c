@@ -9,7 +9,14 @@
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/device/internal.h"
+#include "backends/s3/lifecycle/close_timeout.h"
 #include "backends/s3/lifecycle/lifecycle.h"
+
+/*
+ * ns for which a store that answers may refuse all that it is given before it counts as out of
+ * reach. One that takes something now and then is seen as there by those who ask every second.
+ */
+#define REFUSALS (2 * UINT64_C(1000000000))
 
 static int s3_open(
 	const void *config, uint64_t size, const struct backend_host *host, struct backend **out)
@@ -55,7 +62,9 @@ static void s3_stop(struct backend *b)
 
 static bool s3_stalled(struct backend *b)
 {
-	return s3_store_outage(((struct s3_volume *)b)->store) != 0;
+	struct s3_volume *v = (struct s3_volume *)b;
+
+	return s3_store_outage(v->store) != 0 || s3_closing_refused(v) > REFUSALS;
 }
 
 static int s3_close(struct backend *b)

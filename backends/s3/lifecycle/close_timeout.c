@@ -63,17 +63,24 @@ static void give_up(struct s3_closing *c)
 	s3_store_stop(v->store);
 }
 
+uint64_t s3_closing_refused(struct s3_volume *v)
+{
+	uint64_t refused;
+	bool refusing;
+
+	pthread_mutex_lock(&v->lock);
+	refusing = v->layout->has_log ? v->n_refused > 0 : atomic_load(&v->refused) != 0;
+	refused = refusing ? s3_now() - atomic_load(&v->refused_since) : 0;
+	pthread_mutex_unlock(&v->lock);
+	return refused;
+}
+
 /* ns until closing must be given up, from what is known now. */
 static uint64_t left(const struct s3_closing *c)
 {
 	uint64_t waited = s3_now() - c->began, outage = s3_store_outage(c->v->store);
-	uint64_t limit = c->v->close_timeout_ns, refused;
-	bool refusing;
+	uint64_t limit = c->v->close_timeout_ns, refused = s3_closing_refused(c->v);
 
-	pthread_mutex_lock(&c->v->lock);
-	refusing = c->v->layout->has_log ? c->v->n_refused > 0 : atomic_load(&c->v->refused) != 0;
-	refused = refusing ? s3_now() - atomic_load(&c->v->refused_since) : 0;
-	pthread_mutex_unlock(&c->v->lock);
 	/* One that answers and takes nothing is of no more use. */
 	if (refused > outage)
 		outage = refused;

@@ -12,6 +12,8 @@ struct s3_volume;
 /* From here on an outage of close_timeout_ns ends all waiting. NULL: nothing ends it. */
 struct s3_closing *s3_closing_begin(struct s3_volume *v);
 void s3_closing_end(struct s3_closing *c);
+/* For how long (ns) the store has refused something and taken nothing; 0: it refuses nothing. */
+uint64_t s3_closing_refused(struct s3_volume *v);
 /* Why waiting was ended; NULL: it was not. */
 const char *s3_closing_why(struct s3_closing *c);
 /*
