@@ -108,7 +108,7 @@ static bool claims(struct ublk_ending *e, struct ublk_claim *claim, int timeout_
 
 int ublk_ending_release(struct ublk_ending *e, struct ublk_claim *claim)
 {
-	const struct ublk_sync_limits limits = {.over = hurried, .works = works, .opaque = e};
+	struct ublk_sync_limits limits = {.over = hurried, .works = works, .opaque = e};
 	bool told = false, forced = false;
 	int r = 0;
 
@@ -137,7 +137,7 @@ int ublk_ending_release(struct ublk_ending *e, struct ublk_claim *claim)
 		}
 		if (e->gone)
 			break;
-		forced = e->hurried;
+		limits.forced = forced = e->hurried;
 		e->hurried = false;
 	}
 	return r;

@@ -32,10 +32,11 @@ void ublk_ending_block(void);
 bool ublk_ending_wait(struct ublk_ending *e);
 /*
  * Shutdown was requested: writes what the kernel has in memory, and waits while the disk is mounted
- * or claimed. Another request, at any time, makes it write once more and wait no longer; the third
- * one ends that, too. Those within a second are one. claim: UBLK_NO_CLAIM at first; then of the
- * disk, which nobody can mount from then on, unless it is in use, or that is not known; the caller
- * releases it. Negative errno, as ublk_disk_sync(): some of it was not written.
+ * or claimed. Another request, at any time, makes it write once more and wait no longer, for all
+ * disks of the machine five minutes; the third one ends that, too. Those within a second are one.
+ * claim: UBLK_NO_CLAIM at first; then of the disk, which nobody can mount from then on, unless it
+ * is in use, or that is not known; the caller releases it. Negative errno, as ublk_disk_sync():
+ * some of it was not written.
  */
 int ublk_ending_release(struct ublk_ending *e, struct ublk_claim *claim);
 /*

@@ -33,7 +33,7 @@ struct pass {
 
 static struct pass passes[4];
 static unsigned synced, lines, sent;
-static bool synced_in_use[4];
+static bool synced_in_use[4], synced_forced[4];
 static bool in_use, is_gone;
 static int closed_to_us;  /* errno of each open of the disk */
 static int signal_in_use; /* that comes while the disk is waited for */
@@ -58,6 +58,7 @@ int __wrap_ublk_disk_sync(uint32_t id, bool used, const struct ublk_sync_limits 
 
 	assert_int_equal(id, 5);
 	assert_true(synced < 4);
+	synced_forced[synced] = limits->forced;
 	synced_in_use[synced++] = used;
 	if (pass->together) {
 		raise_signal(pass->together);
@@ -258,6 +259,9 @@ static void test_a_second_signal_writes_back_once_more(void **state)
 	assert_int_equal(synced, 2);
 	assert_true(synced_in_use[1]);
 	assert_false(claim.held);
+	/* Another disk of the machine that hangs holds the first one up, and not the second. */
+	assert_false(synced_forced[0]);
+	assert_true(synced_forced[1]);
 }
 
 static void test_a_second_signal_ends_the_wait(void **state)
