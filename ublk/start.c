@@ -156,6 +156,8 @@ static int go_to_background(void)
 	}
 	if (child == 0) {
 		setsid();
+		/* A unit of systemd that starts us and goes on is not ours. */
+		unsetenv("NOTIFY_SOCKET");
 		close(ends[0]);
 		return ends[1];
 	}
