@@ -196,5 +196,7 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 			       : "written back and removed",
 			in_use ? " while in use" : "");
 	}
+	/* A disk that stays is free when we end, and not a moment later. */
+	ublk_claim_release(&claim);
 	return r;
 }
