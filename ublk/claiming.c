@@ -112,9 +112,10 @@ int ublk_claim(struct ublk_claim *claim, const char *path, const struct ublk_cla
 		claim->held = r == 0;
 		return r;
 	}
-	/* One that was killed, or could not begin: the open did not wait. */
+	/* One that was killed, or could not begin. The next open may wait in the kernel, which must
+	 * not happen here. */
 	ublk_claim_release(claim);
-	return claim_here(claim, path);
+	return -ECHILD;
 }
 
 void ublk_claim_release(struct ublk_claim *claim)

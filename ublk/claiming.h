@@ -32,9 +32,9 @@ struct ublk_claim_limits {
 /*
  * Keeps everybody else from mounting or claiming a disk, until ublk_claim_release() or the end of
  * this process. 0; -EBUSY: it is mounted or claimed already, which the kernel answers at once;
- * -ETIME: no answer in that time; -ECANCELED: over(); other negative errnos, as of open(2). It can
- * be called again then, with the same path after the first two of these: what waits for an answer
- * goes on.
+ * -ETIME: no answer in that time; -ECANCELED: over(); -ECHILD: that process has ended, or could not
+ * begin; other negative errnos, as of open(2). It can be called again then, with the same path
+ * after the first two of these: what waits for an answer goes on.
  */
 int ublk_claim(struct ublk_claim *claim, const char *path, const struct ublk_claim_limits *limits);
 /* Whether something is claimed or not. */
