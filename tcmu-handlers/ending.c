@@ -21,10 +21,11 @@
 #include "backends/backend.h"
 
 /*
- * How often in succession a disk must be found blocked. While the runner opens a disk that the
- * daemon before it had, that is blocked, too.
+ * How often in succession, once a second, a disk must be found blocked. While the runner opens a
+ * disk that the daemon before it had, that is blocked, too, and an administrator may block one for
+ * a moment.
  */
-#define LOOKS 2
+#define LOOKS 5
 
 struct ending {
 	struct ending *next;
@@ -102,6 +103,12 @@ static bool daemon_ends(void)
 	return ends;
 }
 
+static void forget_looks(void)
+{
+	for (struct ending *e = all.first; e; e = e->next)
+		e->looks = 0;
+}
+
 static void stop_waiting(bool all_end)
 {
 	for (struct ending *e = all.first; e; e = e->next)
@@ -137,6 +144,8 @@ static void *watch(void *opaque)
 		pthread_mutex_lock(&all.lock);
 		if (some_wait())
 			stop_waiting(daemon_ends());
+		else
+			forget_looks();
 	}
 	return opaque;
 }

@@ -26,6 +26,7 @@ static char name[] = "tcm-user/7/disk/userblk_test/file=x";
 static sem_t ends, began;
 
 static atomic_int stops;
+static atomic_bool waits;
 static bool looks; /* there is a thread */
 
 FILE *__real_fopen64(const char *path, const char *mode);
@@ -98,7 +99,7 @@ static void count_stop(struct backend *b)
 static bool is_waiting(struct backend *b)
 {
 	(void)b;
-	return true;
+	return waits;
 }
 
 /* Opens the disk again, with a device that waits, and a ring that the kernel may block. */
@@ -112,6 +113,7 @@ static void open_waiting(void)
 	assert_true(dev.uio >= 0);
 	set_blocked(false);
 	stops = 0;
+	waits = true;
 	assert_int_equal(registered->open(&dev, false), 0);
 }
 
@@ -133,6 +135,30 @@ static void test_a_daemon_that_ends_blocks_its_disks(void **state)
 	close_waiting();
 }
 
+/* A new daemon opens it, or an administrator looks at something. */
+static void test_a_disk_that_is_blocked_for_a_moment_goes_on(void **state)
+{
+	(void)state;
+	open_waiting();
+	for (int times = 0; times < 3; times++) {
+		set_blocked(true);
+		let_it_look(3);
+		set_blocked(false);
+		let_it_look(1);
+	}
+	/* Nor do looks count that were long ago. */
+	set_blocked(true);
+	let_it_look(4);
+	waits = false;
+	let_it_look(1);
+	waits = true;
+	let_it_look(4);
+	assert_int_equal(stops, 0);
+	let_it_look(2);
+	assert_int_equal(stops, 1);
+	close_waiting();
+}
+
 static int begin(void **state)
 {
 	(void)state;
@@ -144,6 +170,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(
 			test_a_daemon_that_ends_blocks_its_disks, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(
+			test_a_disk_that_is_blocked_for_a_moment_goes_on, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, begin, NULL);
