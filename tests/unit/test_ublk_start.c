@@ -18,7 +18,7 @@ int __wrap_ublk_open_control(struct ublk_control *c)
 	return getenv("NOTIFY_SOCKET") ? 42 : 43;
 }
 
-/* Of a server that is started with the socket of a unit in its environment. */
+/* A server is started with the socket of a unit in its environment. */
 static int code_of_add(bool foreground)
 {
 	const struct ublk_options o = {.foreground = foreground};
