@@ -18,6 +18,7 @@
 #include "ublk/notify.h"
 #include "ublk/parameters.h"
 #include "ublk/process.h"
+#include "ublk/progress.h"
 #include "ublk/record.h"
 #include "ublk/server.h"
 #include "ublk/stopping.h"
@@ -37,11 +38,6 @@
 /* For how long what an old server had open may still be claimed after its end. */
 #define RELEASE_MS 10000
 
-/* How far the device had come: see works_since(). */
-struct progress {
-	uint64_t written, writes_below;
-};
-
 struct server {
 	struct ublk_control *control;
 	uint32_t id;
@@ -53,9 +49,9 @@ struct server {
 	pthread_t main;
 	_Atomic bool logs; /* standard error no longer has a reader */
 	_Atomic bool error_told;
-	struct progress seen; /* by the one that ends the disk */
-	struct progress told; /* to systemd */
-	int below;	      /* the file of the device; negative: it has none */
+	struct ublk_work work; /* that the end waits for */
+	struct ublk_seen seen; /* by the one that ends the disk */
+	struct ublk_seen told; /* to systemd */
 	struct ublk_extension extension;
 	/* While it waits for the device: */
 	bool keeps;	 /* errors, as they may go away by waiting */
@@ -243,27 +239,48 @@ static int start_queues(struct server *s)
 	return r;
 }
 
-static void find_file_below(struct server *s)
+static void find_work(struct server *s)
 {
 	struct backend_request first = {.op = BACKEND_READ, .length = s->dev.info.block_size};
 	struct backend_backing backing;
 
-	s->below = backend_get_backing(s->dev.device, &first, &backing) < 0 ? -1 : backing.fd;
+	s->work = (struct ublk_work){
+		.device = s->dev.device,
+		.can_stall = s->dev.info.can_stall,
+		.below = backend_get_backing(s->dev.device, &first, &backing) < 0 ? -1 : backing.fd,
+		.queues = s->queues,
+		.count = s->started,
+	};
 }
 
-/*
- * Is a device that has to end, or is being closed, worth waiting for? One that may stall knows
- * itself when to give up; of others, the last flush is all that takes long.
- */
+/* For the one that ends the disk. */
+static bool device_works(void *opaque)
+{
+	struct server *s = opaque;
+
+	return ublk_works_since(&s->work, &s->seen);
+}
+
+/* For systemd, from another thread. */
+static bool still_works(void *opaque)
+{
+	struct server *s = opaque;
+
+	return ublk_works_since(&s->work, &s->told);
+}
+
+static bool still_stops(void *opaque)
+{
+	struct server *s = opaque;
+
+	return ublk_stops_since(&s->work, &s->told);
+}
+
 static bool still_closes(void *opaque)
 {
 	struct server *s = opaque;
-	uint64_t before = s->told.writes_below;
 
-	if (s->dev.info.can_stall)
-		return true;
-	s->told.writes_below = s->below < 0 ? 0 : ublk_disk_writes_below(s->below);
-	return s->told.writes_below != before;
+	return ublk_closes_since(&s->work, &s->told);
 }
 
 /* Once the kernel has taken all tags away. Negative errno: not all that was written is kept. */
@@ -297,48 +314,6 @@ static bool queues_ended(void *opaque)
 	struct server *s = opaque;
 
 	return __atomic_load_n(&s->ended, __ATOMIC_ACQUIRE) == s->started;
-}
-
-/*
- * Does the device work on what it has? What it finishes shows that. While it does not, one that
- * may wait for something out of reach knows that; of a file, the disk below shows it: a flush of a
- * large page cache is one request that takes minutes.
- */
-static bool works_since(struct server *s, struct progress *seen)
-{
-	const struct progress before = *seen;
-	bool serves = false;
-
-	seen->written = 0;
-	for (unsigned i = 0; i < s->started; i++) {
-		serves = serves || ublk_queue_serves(s->queues[i]);
-		seen->written += ublk_queue_written(s->queues[i]);
-	}
-	if (seen->written != before.written)
-		return true;
-	if (!serves)
-		return false;
-	if (s->dev.info.can_stall)
-		return !backend_stalled(s->dev.device);
-	if (s->below < 0)
-		return false;
-	seen->writes_below = ublk_disk_writes_below(s->below);
-	return seen->writes_below != before.writes_below;
-}
-
-static bool device_works(void *opaque)
-{
-	struct server *s = opaque;
-
-	return works_since(s, &s->seen);
-}
-
-/* The same for systemd, from another thread. */
-static bool still_works(void *opaque)
-{
-	struct server *s = opaque;
-
-	return works_since(s, &s->told);
 }
 
 /* Has another program stopped the disk, and does not just want another server? */
@@ -396,7 +371,7 @@ static int serve(struct server *s)
 {
 	int r = 0, kept;
 
-	find_file_below(s);
+	find_work(s);
 
 	struct ublk_ending ending = {
 		.id = s->id,
@@ -420,8 +395,7 @@ static int serve(struct server *s)
 	asked = asked && !ending.gone;
 	if (asked) {
 		backend_stop(s->dev.device);
-		if (s->dev.info.can_stall)
-			ublk_extension_follow(&s->extension, still_closes);
+		ublk_extension_follow(&s->extension, still_stops);
 		r = ublk_stop_elsewhere(
 			s->control, s->id, s->cookie, ublk_ending_gives_up, &ending);
 	}
