@@ -14,21 +14,32 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from fault_proxy import FaultProxy
+from fault_proxy import FaultProxy, Rule, refused
 from servers import BUCKET, Versitygw, started
 from userblk.lab.guest import HOST
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@contextmanager
+def refusal(proxy: FaultProxy) -> Iterator[None]:
+    proxy.add(Rule(refused(403, "AccessDenied"), method="PUT"))
+    try:
+        yield
+    finally:
+        proxy.clear()
+
+
 class Orders(socketserver.ThreadingTCPServer):
     """
-    Takes a line from each client: outage SECONDS (connections break, new ones are refused) or silence SECONDS
-    (nothing is answered). Tells it "begun" and "over".
+    Takes a line from each client: outage SECONDS (connections break, new ones are refused), silence SECONDS
+    (nothing is answered) or refusal SECONDS (nothing is stored: access denied). Tells it "begun" and "over".
     """
 
     daemon_threads = True
@@ -43,7 +54,8 @@ class Order(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         assert isinstance(self.server, Orders)
         what, seconds = self.rfile.readline().decode().split()
-        with self.server.proxy.outage(silent={"outage": False, "silence": True}[what]):
+        proxy = self.server.proxy
+        with refusal(proxy) if what == "refusal" else proxy.outage(silent={"outage": False, "silence": True}[what]):
             self.wfile.write(b"begun\n")
             time.sleep(float(seconds))
         self.wfile.write(b"over\n")

@@ -159,7 +159,7 @@ def address(name: str) -> str:
 
 @contextmanager
 def store_gone(what: str, seconds: int) -> Iterator[None]:
-    """The store cannot be reached through the proxy. what: "outage" or "silence". It is back when the block ends."""
+    """The store is of no use through the proxy: an "outage", "silence" or "refusal". It is back when the block ends."""
     host, _, port = address("LAB_ORDERS").partition(":")
     with socket.create_connection((host, int(port)), LIMIT) as connection, connection.makefile() as answers:
         connection.sendall(f"{what} {seconds}\n".encode())

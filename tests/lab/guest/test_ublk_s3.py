@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from guest import LIMIT, MIB, finish, read, run, start_verify
+from guest import LIMIT, MIB, address, finish, read, run, start_verify, store_gone
 from guest_ublk import NEEDS_UBLK, Add, disks, info, ublk
 from waiting import wait_until
 
 pytestmark = NEEDS_UBLK
 
 MODES = ("workers", "uring")
+
+CLOSE_TIMEOUT = 5
+WRITE_BACK = 30  # s without progress after which a server stops writing back
+SLACK = 30  # s that the rest of an end may take on a busy machine
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -54,3 +60,22 @@ def test_recovery_is_refused(add: Add, s3_volume: list[str]) -> None:
     assert "use none" in output
     disk = add("null", "size=64M")
     assert "delete the disk" in ublk("replace", disk, "s3", *s3_volume, expect=2)
+
+
+@pytest.mark.long
+def test_a_store_that_refuses_all_holds_up_no_end(add: Add, s3_volume: list[str]) -> None:
+    """More is in the kernel's page cache than the server has memory for, so that the write-back waits for the store."""
+    prefix = s3_volume[-1].partition("=")[2]
+    volume = [line for line in s3_volume if not line.startswith(("endpoint=", "volume="))]
+    volume += [f"endpoint=http://{address('LAB_PROXY')}", "volume=refused", f"prefix={prefix}"]
+    limits = ["memory=24M", "batch-size=1M", f"close-timeout={CLOSE_TIMEOUT}"]
+    disk = add("s3", *volume, *limits, "create=on", "size=64M")
+    server = Path("/proc", str(info(disk)["pid"]))
+    with store_gone("refusal", WRITE_BACK + CLOSE_TIMEOUT + SLACK):
+        writer = subprocess.Popen(["dd", "if=/dev/urandom", f"of={disk}", "bs=1M", "count=60"])
+        time.sleep(5)
+        assert writer.poll() is None, "it waits for nothing"
+        os.kill(int(server.name), signal.SIGTERM)
+        wait_until("the server has ended", lambda: not server.exists(), WRITE_BACK + CLOSE_TIMEOUT + SLACK)
+        writer.wait(LIMIT)
+    wait_until("the disk is gone", lambda: not Path(disk).exists(), LIMIT)
