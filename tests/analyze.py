@@ -52,7 +52,7 @@ FALSE = {
         "backends/s3/state/map.c", GARBAGE, "return run.slot == S3_NO_SLOT && run.count >= count;"
     ): "of one block or more there is a run",
     Finding(
-        "ublk/server.c", GARBAGE, "r = open_device(&s, params, old.basic.dev_sectors << SECTOR_SHIFT, RELEASE_MS);"
+        "ublk/server.c", GARBAGE, "r = open_device(&s, params, old.basic.dev_sectors << UBLK_SECTOR_SHIFT, RELEASE_MS);"
     ): "the driver's commands return 0 or an error",
     Finding("ublk/show.c", NULL, "print_string(record->argv[i]);"): "without words there are 0 of them",
     Finding("ublk/main.c", MALLOC, 'warnx("%s", error.text);'): "the process ends here",

@@ -23,7 +23,9 @@ from userblk.harness.systems import nfs
 
 SYSTEMS = [
     "nbdkit",
-    *(pytest.param(system, marks=pytest.mark.long) for system in ("native", "tcmu", "fuse")),
+    pytest.param("native", marks=pytest.mark.long),
+    pytest.param("tcmu", marks=pytest.mark.long),
+    pytest.param("fuse", marks=pytest.mark.long),
 ]
 WORKLOADS = ["rand-read-16th-4k", "delete-16th", "mail-server"]
 SIZE = 512 * MIB
