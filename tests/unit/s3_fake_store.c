@@ -108,9 +108,9 @@ void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
 	fail(op, part, result, n, false);
 }
 
-void fake_store_fail_late(const char *part, int result)
+void fake_store_fail_late(const char *part, int result, unsigned n)
 {
-	fail(S3_PUT, part, result, 1, true);
+	fail(S3_PUT, part, result, n, true);
 }
 
 unsigned fake_store_failed(void)
@@ -223,6 +223,7 @@ static int serve(struct s3_request *req)
 		if (fault.late) {
 			fake_objects_keep(req);
 			req->retries = 1;
+			fault.late = false;
 		}
 	} else if (req->op == S3_GET || req->op == S3_HEAD) {
 		r = fake_objects_get(req);

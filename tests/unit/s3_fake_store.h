@@ -23,10 +23,10 @@ uint32_t fake_store_deadline(enum s3_op op, const char *part);
 /* The next n such requests end with result, and nothing else happens. */
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n);
 /*
- * The same of the next PUT, of which an earlier attempt has had no answer: that one takes effect
- * with fake_store_arrive(), if its condition still holds.
+ * The same of the next n PUTs; an earlier attempt of the first has had no answer: that one takes
+ * effect with fake_store_arrive(), if its condition still holds.
  */
-void fake_store_fail_late(const char *part, int result);
+void fake_store_fail_late(const char *part, int result, unsigned n);
 void fake_store_arrive(void);
 /* How many have failed so, since the reset. */
 unsigned fake_store_failed(void);

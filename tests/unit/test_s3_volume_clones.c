@@ -132,7 +132,7 @@ static void test_a_clone_that_comes_though_it_was_refused(void **state)
 		create_with_a_write(&a);
 		assert_int_equal(create_snapshot(&a), 0);
 		device_open(&reader, &s3_backend, COMMON "readonly=on");
-		fake_store_fail_late("/c/super", refusals[i]);
+		fake_store_fail_late("/c/super", refusals[i], 1);
 		assert_true(make_clone(&reader) < 0);
 		assert_int_equal(s3_snapshot_delete(volume_of(&a), "s"), -EBUSY);
 		assert_holds(a.reported.error, "may just be created; try again in ten minutes");

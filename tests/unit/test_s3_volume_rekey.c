@@ -258,7 +258,7 @@ static void test_change_that_comes_though_it_was_refused(void **state)
 	fake_store_reset();
 	open_with(&d, "v", 0, "create=on;size=64M");
 	write_block(&d, 0, 'a');
-	fake_store_fail_late("/super", -EACCES);
+	fake_store_fail_late("/super", -EACCES, 1);
 	assert_int_equal(s3_volume_rekey(volume_of(&d), (key(1), keys[1]), &derived), -EACCES);
 	assert_holds(d.reported.error, "the key may be changed all the same; keep both files ");
 	assert_null(strchr(d.reported.error, '\n'));

@@ -56,7 +56,7 @@ static void test_a_size_that_comes_though_it_was_refused(void **state)
 	(void)state;
 	fake_store_reset();
 	create_with_a_write(&d);
-	fake_store_fail_late("/super", -EACCES);
+	fake_store_fail_late("/super", -EACCES, 1);
 	assert_int_equal(grow(&d), -EACCES);
 	assert_holds(d.reported.error, "the size may be changed all the same; resize it again");
 	assert_int_equal(d.backend->size, 64 << 20);
@@ -332,7 +332,7 @@ static void test_fence_that_comes_though_it_was_refused(void **state)
 	(void)state;
 	create_with_a_write(&a);
 	device_close(&a);
-	fake_store_fail_late("/v/log/", -EACCES);
+	fake_store_fail_late("/v/log/", -EACCES, 1);
 	assert_int_equal(device_try(&a, &s3_backend, 0, COMMON), -EACCES);
 	assert_holds(a.reported.error, "counts as in use now, although nobody has it");
 	fake_store_fail(S3_PUT, "/v/log/", -EACCES, 1);

@@ -259,15 +259,23 @@ static void test_a_name_that_arrives_for_nobody(void **state)
 	struct device d, late;
 
 	(void)state;
-	for (unsigned failed = 0; failed < 2; failed++) {
+	/*
+	 * It is killed; so, and the next one fails; it fails, and does not reach the super object
+	 * any more; it fails, and stores that again.
+	 */
+	for (unsigned i = 0; i < 4; i++) {
 		create(&d, path, "");
 		change(&d, 0, MIB, 1);
 		device_close(&d);
-		fake_store_fail_late("/v/super", -EIO);
+		fake_store_fail_late("/v/super", -EIO, i < 3 ? 2 : 1);
 		assert_int_equal(attempt(&late, "v", path, ""), -EIO);
 		/* Its fence is 4. One that is killed stores no end. */
-		if (!failed)
+		if (i < 2)
 			fake_store_set("userblk/v/log/05/0000000000000005", NULL, 0);
+		if (i == 1) {
+			fake_store_fail(S3_PUT, "/v/super", -EIO, 1);
+			assert_int_equal(attempt(&late, "v", NULL, ""), -EIO);
+		}
 		reopen(&d, NULL, "");
 		change(&d, MIB, MIB, 2);
 		fake_store_arrive();

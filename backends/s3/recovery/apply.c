@@ -36,10 +36,8 @@ int s3_recovery_apply_header(void *opaque, const struct s3_object_header *header
 	s3_recovery_seal_objects(p, v->applied);
 	v->log_bytes_since_full += header->header_bytes + header->data_bytes;
 	p->last_epoch = header->epoch;
-	p->mine = header->epoch == p->epoch && memcmp(header->instance, v->instance, S3_UUID) == 0;
-	if (!p->mine)
-		p->closed = header->type == S3_TYPE_CLEAN;
 	p->clean = header->type == S3_TYPE_CLEAN;
+	p->mine = header->epoch == p->epoch && memcmp(header->instance, v->instance, S3_UUID) == 0;
 	v->applied = header->id;
 	v->last_type = header->type;
 	if (header->type != S3_TYPE_DATA)

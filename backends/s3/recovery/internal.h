@@ -39,7 +39,6 @@ struct s3_recovery {
 	size_t n_gc, room_gc;
 	uint64_t last_epoch;
 	bool clean;	       /* the last object says that nothing comes after it */
-	bool closed;	       /* the same of the last one that is not ours */
 	uint64_t newest_root;  /* frontier of the newest one that is there, usable or not */
 	uint64_t foreign_root; /* of the newest one that is another volume's; 0: none */
 	uint64_t blocks;       /* that the root said the volume had */

@@ -215,9 +215,10 @@ int s3_writeback_attach(
 	v->whole = true;
 	/*
 	 * Nobody else's opening may have gone unnoticed, so this is done without a log, too. One
-	 * that did not end may have asked to be named: its request finds another object.
+	 * that failed or was killed, however long ago, may have asked to be named: its request
+	 * finds another object. The end of the log says nothing of that.
 	 */
-	return v->writeback ? adopt(v) : set_mark_as(v, s3_writeback_nobody, !recovery->closed);
+	return v->writeback ? adopt(v) : set_mark_as(v, s3_writeback_nobody, true);
 }
 
 void s3_writeback_empty(struct s3_volume *v)
