@@ -13,6 +13,7 @@
 
 #include "backends/s3/core/volume.h"
 #include "backends/s3/format/format.h"
+#include "backends/s3/keeper/snapshot.h"
 #include "backends/s3/log/log.h"
 #include "backends/s3/state/cache.h"
 #include "tests/unit/s3_write_back.h"
@@ -285,6 +286,35 @@ static void test_a_name_that_arrives_for_nobody(void **state)
 		device_close(&d);
 		fake_store_reset();
 	}
+}
+
+/*
+ * Without conditions a late request would take back what the super object has become since: none
+ * is sent that changes nothing.
+ */
+static void test_a_late_request_without_fencing(void **state)
+{
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	memset(model, 0, sizeof model);
+	reopen(&d, NULL, "create=on;size=4M;fencing=none");
+	change(&d, 0, MIB, 1);
+	device_close(&d);
+	fake_store_fail_late("/v/super", -EIO, 1);
+	if (attempt(&d, "v", NULL, "fencing=none") == 0)
+		device_close(&d);
+	fake_store_fail(S3_PUT, "/v/super", 0, 0);
+	reopen(&d, NULL, "fencing=none");
+	assert_int_equal(s3_volume_resize((struct s3_volume *)d.backend, 2 * SIZE), 0);
+	device_close(&d);
+	fake_store_arrive();
+	reopen(&d, NULL, "fencing=none");
+	assert_int_equal(d.backend->size, 2 * SIZE);
+	holds_model(&d);
+	device_close(&d);
+	fake_store_reset();
 }
 
 /* Two servers are killed when they have asked to be named, and only the first is, in the end. */
@@ -656,6 +686,7 @@ int main(void)
 		cmocka_unit_test(test_a_name_that_arrives_late),
 		cmocka_unit_test(test_named_after_a_takeover),
 		cmocka_unit_test(test_a_name_that_arrives_for_nobody),
+		cmocka_unit_test(test_a_late_request_without_fencing),
 		cmocka_unit_test(test_the_first_of_two_names_arrives),
 		cmocka_unit_test(test_given_up_while_it_is_opened),
 		cmocka_unit_test(test_a_torn_tail_is_cut_off),

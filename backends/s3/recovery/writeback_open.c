@@ -96,8 +96,10 @@ static int change_mark(void *opaque, struct s3_volume *v, struct s3_super *super
 
 	/* As it is behind our fence: it may have been resized since it was read first. */
 	v->super.blocks = super->blocks;
+	/* Without conditions another object keeps no request off, and this one, late, would take
+	 * back what is changed meanwhile. */
 	if (memcmp(super->write_back, mark->writer, S3_UUID) == 0)
-		return mark->again && super->epoch < v->epoch;
+		return mark->again && v->conditional && super->epoch < v->epoch;
 	/* Ours may be there although the request had no answer. */
 	if (memcmp(super->write_back, v->super.write_back, S3_UUID) != 0 &&
 		memcmp(super->write_back, v->instance, S3_UUID) != 0)
