@@ -118,7 +118,7 @@ static void fuzz_table(const uint8_t *p, size_t length)
 		size_t n;
 
 		s3_objects_settle(objects, 1000);
-		s3_objects_encode(objects, &again);
+		s3_objects_encode(objects, 0, &again);
 		s3_buffer_free(&again);
 		n = s3_objects_take_dead(objects, UINT64_MAX, slots, 64);
 		while (n)

@@ -143,7 +143,7 @@ void sample_map(struct s3_buffer *table, struct s3_buffer *region)
 	size_t n;
 
 	new_map(&objects, &map);
-	s3_objects_encode(objects, table);
+	s3_objects_encode(objects, 0, table);
 	if (s3_map_capture(map, true, &regions, &n) || n != 1 ||
 		s3_map_capture_region(map, regions[0], region))
 		abort();

@@ -359,7 +359,7 @@ static void test_table(void **state)
 	assert_int_equal(s3_objects_decode(objects, table.data, table.length), S3_GOOD);
 	assert_int_equal(s3_map_load(map, 1, region.data, region.length), S3_GOOD);
 	s3_objects_settle(objects, 100);
-	s3_objects_encode(objects, &again);
+	s3_objects_encode(objects, 0, &again);
 	assert_int_equal(again.length, table.length);
 	assert_memory_equal(again.data, table.data, table.length);
 	s3_map_free(map);

@@ -91,7 +91,7 @@ static void test_inherit_dead(void **state)
 	assert_int_equal(s3_objects_inherit(w.objects), 0);
 	s3_objects_get(w.objects, slot, &object);
 	assert_int_equal(object.death, 1);
-	s3_objects_encode(w.objects, &out);
+	s3_objects_encode(w.objects, 0, &out);
 	assert_int_equal(s3_objects_decode(again, out.data, out.length), S3_GOOD);
 	s3_objects_settle(again, 9);
 	s3_objects_get(again, slot, &object);

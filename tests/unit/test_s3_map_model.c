@@ -219,7 +219,7 @@ static void checkpoint(struct world *w, struct stored *s, bool commit)
 	size_t n;
 
 	memcpy(then, w->flat, w->blocks * sizeof *then);
-	s3_objects_encode(w->objects, &next.table);
+	s3_objects_encode(w->objects, 0, &next.table);
 	assert_int_equal(s3_map_capture(w->map, !s->seq, &regions, &n), 0);
 	for (size_t i = 0; i < n; i++) {
 		for (unsigned rounds = (unsigned)below(4); rounds; rounds--)
@@ -407,16 +407,6 @@ static void take_snapshot(struct history *h)
 	assert_int_equal(s3_objects_snapshot(h->w.objects, past->seq), 0);
 }
 
-static void delete_snapshot(struct history *h, size_t k)
-{
-	uint64_t seq = h->pasts[k].seq;
-
-	assert_int_equal(s3_objects_snapshot_delete(h->w.objects, seq, h->w.seq), 0);
-	past_free(&h->pasts[k]);
-	h->n--;
-	memmove(&h->pasts[k], &h->pasts[k + 1], (h->n - k) * sizeof *h->pasts);
-}
-
 static void model_recount_live(struct world *w)
 {
 	for (size_t i = 0; i < w->n_all; i++)
@@ -441,13 +431,13 @@ static void roll_back(struct history *h)
 	model_recount_live(&h->w);
 }
 
-/* Stores everything and opens it again. */
-static void reopen(struct history *h)
+/* Stores everything, without the snapshot at gone (0: with all), and opens it again. */
+static void reopen(struct history *h, uint64_t gone)
 {
 	struct world *w = &h->w;
 	struct s3_buffer regions[MAX_REGIONS] = {0}, table = {0};
 
-	s3_objects_encode(w->objects, &table);
+	s3_objects_encode(w->objects, gone, &table);
 	capture_all(w, regions);
 	s3_map_free(w->map);
 	s3_objects_free(w->objects);
@@ -458,6 +448,19 @@ static void reopen(struct history *h)
 	for (size_t i = 0; i < MAX_REGIONS; i++)
 		s3_buffer_free(&regions[i]);
 	s3_buffer_free(&table);
+}
+
+static void delete_snapshot(struct history *h, size_t k)
+{
+	uint64_t seq = h->pasts[k].seq;
+
+	if (below(2))
+		reopen(h, seq);
+	else
+		assert_int_equal(s3_objects_snapshot_delete(h->w.objects, seq, h->w.seq), 0);
+	past_free(&h->pasts[k]);
+	h->n--;
+	memmove(&h->pasts[k], &h->pasts[k + 1], (h->n - k) * sizeof *h->pasts);
 }
 
 static void test_snapshots(void **state)
@@ -481,7 +484,7 @@ static void test_snapshots(void **state)
 		else if (what < 92 && h.n)
 			roll_back(&h);
 		else if (what < 95)
-			reopen(&h);
+			reopen(&h, 0);
 		else
 			collect(&h.w, h.w.seq);
 		recount(&h);

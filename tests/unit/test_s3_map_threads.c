@@ -127,7 +127,7 @@ static void *capture(void *opaque)
 		pthread_rwlock_wrlock(&c->changes);
 		seq = atomic_load(&c->seq);
 		mapped = s3_map_mapped(c->map);
-		s3_objects_encode(c->objects, &table);
+		s3_objects_encode(c->objects, 0, &table);
 		if (s3_map_capture(c->map, true, &list, &n))
 			atomic_fetch_add(&c->wrong, 1);
 		pthread_rwlock_unlock(&c->changes);

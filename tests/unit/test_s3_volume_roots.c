@@ -213,6 +213,57 @@ static void test_a_snapshot_deletion_without_room(void **state)
 	fake_store_reset();
 }
 
+/* A deletion of the snapshot beside the test. */
+struct deletion {
+	pthread_t thread;
+	struct device d;
+	int result;
+};
+
+static void *delete_it(void *opaque)
+{
+	struct deletion *deletion = opaque;
+
+	deletion->result = s3_snapshot_delete(volume_of(&deletion->d), "s");
+	return NULL;
+}
+
+/* The same of the root without the snapshot, when the map is stored: the snapshot stays. */
+static void test_a_snapshot_deletion_whose_root_is_refused(void **state)
+{
+	struct deletion deletion;
+	struct device *d = &deletion.d;
+	uint64_t light;
+
+	(void)state;
+	open_with_snapshot(d);
+	fake_store_hold(S3_PUT, "/snap/s/child/");
+	assert_int_equal(pthread_create(&deletion.thread, NULL, delete_it, &deletion), 0);
+	fake_store_wait_held(S3_PUT, "/snap/s/child/");
+	/* Also when the reserve is gone. */
+	fake_store_fail(S3_PUT, "/root", -ENOSPC, 2);
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(deletion.thread, NULL);
+	assert_int_equal(deletion.result, -ENOSPC);
+	assert_holds(d->reported.error, "is full; free space, or add some");
+	/* There is no room for regions, and what dies is covered all the same. */
+	fake_store_fail(S3_PUT, "/0002", -ENOSPC, 1000000);
+	light = device_counter(d, "light_roots");
+	assert_int_equal(backend_trim(d->backend, (uint64_t)16384 * MIB, 4096, 0), 0);
+	assert_int_equal(backend_flush(d->backend), 0);
+	assert_int_equal(try_checkpoint(d), 0);
+	assert_true(device_counter(d, "light_roots") > light);
+	/* It can be cloned again. */
+	wait_full(d, false);
+	assert_int_equal(s3_volume_clone(volume_of(d), "s", "userblk", "c"), 0);
+	fake_store_fail(S3_PUT, "/0002", 0, 0);
+	crash(d);
+	device_open(d, &s3_backend, COMMON "uploads=1;memory=16M");
+	assert_int_equal(s3_snapshot_delete(volume_of(d), "s"), -EBUSY);
+	device_close(d);
+	fake_store_reset();
+}
+
 /* A snapshot that a store has no room for takes none. */
 static void test_a_snapshot_without_room(void **state)
 {
@@ -240,6 +291,7 @@ int main(void)
 		cmocka_unit_test(test_deaths_beside_deletions),
 		cmocka_unit_test(test_deaths_are_covered_once),
 		cmocka_unit_test(test_a_snapshot_deletion_without_room),
+		cmocka_unit_test(test_a_snapshot_deletion_whose_root_is_refused),
 		cmocka_unit_test(test_a_snapshot_without_room),
 	};
 

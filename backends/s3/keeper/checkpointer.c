@@ -10,6 +10,7 @@
 #include "backends/s3/base/clock.h"
 #include "backends/s3/base/failpoint.h"
 #include "backends/s3/client/client.h"
+#include "backends/s3/core/failure.h"
 #include "backends/s3/core/fence.h"
 #include "backends/s3/core/keys.h"
 #include "backends/s3/core/requests.h"
@@ -45,6 +46,7 @@ struct checkpoint {
 	bool unknown; /* of some headers there is no summary */
 	struct s3_buffer table;
 	bool captured;
+	bool named;	 /* a root may be stored that names the regions */
 	uint32_t *dirty; /* regions */
 	size_t n_dirty;
 	uint64_t log_bytes; /* since the last full root, at its moment */
@@ -113,7 +115,8 @@ static int capture(struct s3_volume *v, struct checkpoint *c)
 
 	if (r)
 		return r;
-	s3_objects_encode(v->objects, &c->table);
+	s3_objects_encode(
+		v->objects, c->step && c->step->without ? c->step->without->seq : 0, &c->table);
 	if (c->table.failed)
 		return -ENOMEM;
 	r = s3_map_capture(v->map, !v->full, &c->dirty, &c->n_dirty);
@@ -296,10 +299,23 @@ static int look_at_root(struct s3_volume *v, const struct s3_name *name)
 	return r ? r : s3_keeper_meet_root(v, &root, data);
 }
 
-/* The root: from here on the checkpoint counts. */
-static int store_root(
-	struct s3_volume *v, struct s3_root *root, const struct s3_checkpoint_step *step)
+/* Those that a root lists: all, but the one that goes with it. NULL: no memory. */
+static struct s3_root_snapshot *list_snapshots(
+	const struct s3_volume *v, const struct s3_root_snapshot *without, uint32_t *n)
 {
+	struct s3_root_snapshot *list = calloc(v->n_snapshots + 1, sizeof *list);
+
+	*n = 0;
+	for (uint32_t i = 0; list && i < v->n_snapshots; i++)
+		if (!without || strcmp(v->snapshots[i].name, without->name) != 0)
+			list[(*n)++] = v->snapshots[i];
+	return list;
+}
+
+/* The root: from here on the checkpoint counts. */
+static int store_root(struct s3_volume *v, struct checkpoint *c, struct s3_root *root)
+{
+	const struct s3_checkpoint_step *step = c->step;
 	struct s3_name name = {.kind = S3_NAME_ROOT, .number = root->seq};
 	struct s3_buffer out = {0};
 	char key[S3_KEY_MAX + 1];
@@ -312,13 +328,16 @@ static int store_root(
 	root->blocks = v->super.blocks;
 	root->next_gc = v->next_gc;
 	root->time = (uint64_t)time(NULL);
-	root->snapshots = v->snapshots;
-	root->n_snapshots = v->n_snapshots;
-	s3_root_encode(root, &out);
-	if (out.failed)
+	root->snapshots = list_snapshots(v, step ? step->without : NULL, &root->n_snapshots);
+	if (root->snapshots)
+		s3_root_encode(root, &out);
+	if (!root->snapshots || out.failed)
 		r = -ENOMEM;
-	else if (step && step->root)
+	free(root->snapshots);
+	if (r == 0 && step && step->root) {
+		c->named = true;
 		r = step->root(step->opaque, v, out.data, out.length);
+	}
 	if (r) {
 		s3_buffer_free(&out);
 		return r;
@@ -332,6 +351,7 @@ static int store_root(
 		r = look_at_root(v, &name);
 	else if (r)
 		tell_failure(v, req.message);
+	c->named |= r == 0 || s3_may_arrive(&req);
 	v->checkpoint_failing &= r != 0;
 	v->root_in_doubt = r != 0;
 	if (r == 0)
@@ -357,13 +377,27 @@ static int store_light(struct s3_volume *v, struct checkpoint *c)
 		all[v->n_summaries + i] = v->owed[i].part;
 	root.summaries = all;
 	root.n_summaries = v->n_summaries + v->n_owed;
-	r = store_root(v, &root, NULL);
+	r = store_root(v, c, &root);
 	if (r == 0) {
 		v->n_summaries = root.n_summaries;
 		s3_owed_drop(v);
 		atomic_fetch_add(&v->stats.light_roots, 1);
 	}
 	return r;
+}
+
+/*
+ * The root without a snapshot is stored, or may be. Until then the snapshot is there: a full store
+ * that has no room for that root goes on with light ones, which build upon the one before.
+ */
+static void drop_snapshot(struct s3_volume *v, const struct s3_root_snapshot *snapshot)
+{
+	uint64_t now = s3_log_pause(v);
+	int r = s3_snapshot_drop(v, snapshot->seq, now);
+
+	s3_log_resume(v);
+	if (r)
+		s3_volume_fail(v, r, "out of memory for its snapshots");
 }
 
 static int store_full(struct s3_volume *v, struct checkpoint *c)
@@ -376,11 +410,16 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 		root.n_regions = c->n_regions;
 		root.table = c->table.data;
 		root.table_bytes = c->table.length;
-		r = store_root(v, &root, c->step);
+		r = store_root(v, c, &root);
 	} else if (r == -ENOSPC) {
 		delete_regions(v, c);
 	}
 	end_capture(v, r == 0);
+	if (c->named && c->step && c->step->without) {
+		drop_snapshot(v, c->step->without);
+		/* The table without it only a full root holds. */
+		v->full_wanted = true;
+	}
 	if (r)
 		return r;
 	free(v->regions);
@@ -477,8 +516,7 @@ static int make_root(struct s3_volume *v, const struct s3_checkpoint_step *step)
 	else if (c.captured)
 		end_capture(v, false);
 	if (r) {
-		/* What a step has changed only a full root holds. */
-		v->full_wanted |= c.unknown || (step && step->change && !step->creates);
+		v->full_wanted |= c.unknown;
 	} else {
 		committed(v, c.seq);
 		if (atomic_load(&v->marked))

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct s3_root_snapshot;
 struct s3_volume;
 
 void *s3_keeper(void *volume);
@@ -23,6 +24,11 @@ void s3_prune_free(struct s3_volume *v);
 struct s3_checkpoint_step {
 	/* Writes pause: changes what the checkpoint will hold. May be NULL. */
 	int (*change)(void *opaque, struct s3_volume *v, uint64_t seq);
+	/*
+	 * The root is without that snapshot, which goes when the root is stored, or may be; if not,
+	 * nothing has changed. May be NULL.
+	 */
+	const struct s3_root_snapshot *without;
 	/* The root, as encoded, is about to be stored; everything it names is. May be NULL. */
 	int (*root)(void *opaque, struct s3_volume *v, const void *data, size_t length);
 	/*

@@ -368,13 +368,6 @@ static int check_childless(struct s3_volume *v, const char *name, bool look)
 		c.n > 1 ? "s" : "", c.first, c.n > 1 ? "them" : "it");
 }
 
-static int drop(void *opaque, struct s3_volume *v, uint64_t seq)
-{
-	const struct s3_root_snapshot *snapshot = opaque;
-
-	return s3_snapshot_drop(v, snapshot->seq, seq);
-}
-
 /*
  * Stores the map, so that the root without the snapshot takes little: if a full store has no room
  * for it, nothing was changed, and light roots go on.
@@ -391,7 +384,7 @@ static int delete (struct s3_volume *v, void *opaque)
 {
 	const char *name = opaque;
 	struct s3_root_snapshot snapshot;
-	const struct s3_checkpoint_step step = {.change = drop, .opaque = &snapshot};
+	const struct s3_checkpoint_step step = {.without = &snapshot};
 	char mark[S3_KEY_MAX + 1];
 	struct s3_request req;
 	int r;
@@ -416,8 +409,10 @@ static int delete (struct s3_volume *v, void *opaque)
 	}
 	r = s3_checkpoint_with(v, &step);
 	/* It has not begun, and nothing else would take away the mark, which keeps clones off. */
-	if (r && s3_snapshot_find(v, name, &snapshot))
+	if (r && atomic_load(&v->failed) == 0 && s3_snapshot_find(v, name, &snapshot)) {
 		s3_snapshot_unmark(v, name);
+		return r == -ENOSPC ? refuse_full(v, name) : r;
+	}
 	if (r)
 		return r; /* the next root is without it, or this writer ends and it stays */
 	s3_failpoint(S3_FAIL_SNAP_DELETE_BEFORE);

@@ -22,7 +22,36 @@
 #define FLAG_SAME   8u /* birth is the number itself */
 #define FLAGS	    15u
 
-void s3_objects_encode(struct s3_objects *o, struct s3_buffer *out)
+/* The snapshots without the one of index gone; n_snapshots: all. */
+static void encode_snapshots(struct s3_objects *o, size_t gone, struct s3_buffer *out)
+{
+	uint64_t last_seq = 0;
+
+	s3_buffer_varint(out, o->n_snapshots - (gone < o->n_snapshots));
+	for (size_t i = 0; i < o->n_snapshots; i++) {
+		struct s3_held *held;
+		uint32_t last = 0;
+		size_t n_held;
+
+		if (i == gone)
+			continue;
+		if (s3_objects_list_held(o, i, gone, &held, &n_held)) {
+			out->failed = true;
+			return;
+		}
+		s3_buffer_varint(out, o->snapshots[i].seq - last_seq);
+		last_seq = o->snapshots[i].seq;
+		s3_buffer_varint(out, n_held);
+		for (size_t j = 0; j < n_held; j++) {
+			s3_buffer_varint(out, held[j].slot - last);
+			s3_buffer_varint(out, held[j].count);
+			last = held[j].slot;
+		}
+		free(held);
+	}
+}
+
+void s3_objects_encode(struct s3_objects *o, uint64_t gone, struct s3_buffer *out)
 {
 	uint64_t last_id = 0;
 	uint32_t last = 0;
@@ -56,27 +85,7 @@ void s3_objects_encode(struct s3_objects *o, struct s3_buffer *out)
 		last = n;
 		last_id = id;
 	}
-	s3_buffer_varint(out, o->n_snapshots);
-	for (size_t i = 0; i < o->n_snapshots; i++) {
-		const struct s3_objects_snapshot_entry *snapshot = &o->snapshots[i];
-		struct s3_held *held = snapshot->held;
-		size_t n_held = snapshot->n_held;
-
-		s3_buffer_varint(out, snapshot->seq - (i ? snapshot[-1].seq : 0));
-		if (i == o->n_snapshots - 1 && s3_objects_list_fresh(o, &held, &n_held)) {
-			out->failed = true;
-			break;
-		}
-		s3_buffer_varint(out, n_held);
-		last = 0;
-		for (size_t j = 0; j < n_held; j++) {
-			s3_buffer_varint(out, held[j].slot - last);
-			s3_buffer_varint(out, held[j].count);
-			last = held[j].slot;
-		}
-		if (held != snapshot->held)
-			free(held);
-	}
+	encode_snapshots(o, s3_objects_find_snapshot(o, gone), out);
 	pthread_mutex_unlock(&o->lock);
 }
 

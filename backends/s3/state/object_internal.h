@@ -113,8 +113,14 @@ void s3_objects_describe(struct s3_slot *s, struct s3_object *object);
 
 /* Remembers the number of the newest snapshot. */
 void s3_objects_set_newest(struct s3_objects *o);
-/* What the newest snapshot holds, as a list. */
-int s3_objects_list_fresh(struct s3_objects *o, struct s3_held **list, size_t *n_list);
+/* Index of the snapshot at seq; n_snapshots: there is none. */
+size_t s3_objects_find_snapshot(const struct s3_objects *o, uint64_t seq);
+/*
+ * What the snapshot of an index holds, as a list that the caller frees; without the one of index
+ * gone (n_snapshots: with all). 0 or -ENOMEM.
+ */
+int s3_objects_list_held(
+	struct s3_objects *o, size_t i, size_t gone, struct s3_held **list, size_t *n_list);
 
 /* A slot by its number. */
 static inline struct s3_slot *s3_objects_slot(const struct s3_objects *o, uint32_t n)

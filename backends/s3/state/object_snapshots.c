@@ -16,7 +16,8 @@ void s3_objects_set_newest(struct s3_objects *o)
 	atomic_store(&o->newest, o->n_snapshots ? o->snapshots[o->n_snapshots - 1].seq : 0);
 }
 
-int s3_objects_list_fresh(struct s3_objects *o, struct s3_held **list, size_t *n_list)
+/* What the newest snapshot holds, as a list. */
+static int list_fresh(struct s3_objects *o, struct s3_held **list, size_t *n_list)
 {
 	size_t n = 0;
 
@@ -51,7 +52,7 @@ int s3_objects_snapshot(struct s3_objects *o, uint64_t seq)
 	else if (seq < atomic_load(&o->newest) || !seq)
 		r = -EINVAL;
 	else if (o->n_snapshots)
-		r = s3_objects_list_fresh(o, &list, &n);
+		r = list_fresh(o, &list, &n);
 	if (!r) {
 		for (size_t i = 0; i < n; i++) {
 			struct s3_slot *s = s3_objects_slot(o, list[i].slot);
@@ -88,6 +89,55 @@ static size_t merge(const struct s3_objects_snapshot_entry *a,
 		}
 	}
 	return n;
+}
+
+size_t s3_objects_find_snapshot(const struct s3_objects *o, uint64_t seq)
+{
+	size_t k = o->n_snapshots;
+
+	/* From the end: of several at one seq the last, whose blocks then go to the others. */
+	while (k && o->snapshots[k - 1].seq != seq)
+		k--;
+	return k ? k - 1 : o->n_snapshots;
+}
+
+/* What the snapshot of an index holds, as an entry with a list of its own. */
+static int copy_held(struct s3_objects *o, size_t i, struct s3_objects_snapshot_entry *copy)
+{
+	const struct s3_objects_snapshot_entry *s = &o->snapshots[i];
+
+	*copy = (struct s3_objects_snapshot_entry){.seq = s->seq, .n_held = s->n_held};
+	if (i == o->n_snapshots - 1)
+		return list_fresh(o, &copy->held, &copy->n_held);
+	copy->held = malloc((s->n_held ? s->n_held : 1) * sizeof *copy->held);
+	if (!copy->held)
+		return -ENOMEM;
+	if (s->n_held)
+		memcpy(copy->held, s->held, s->n_held * sizeof *copy->held);
+	return 0;
+}
+
+int s3_objects_list_held(
+	struct s3_objects *o, size_t i, size_t gone, struct s3_held **list, size_t *n_list)
+{
+	struct s3_objects_snapshot_entry own, next = {0};
+	size_t n = 0;
+	int r = copy_held(o, i, &own);
+
+	if (r == 0 && i + 1 == gone && gone < o->n_snapshots)
+		r = copy_held(o, gone, &next);
+	for (size_t j = 0; r == 0 && j < next.n_held; j++)
+		if (s3_objects_slot(o, next.held[j].slot)->birth <= own.seq)
+			next.held[n++] = next.held[j];
+	next.n_held = n;
+	*list = NULL;
+	if (r == 0)
+		*list = malloc((own.n_held + n + 1) * sizeof **list);
+	if (*list)
+		*n_list = merge(&own, &next, *list);
+	free(own.held);
+	free(next.held);
+	return *list ? 0 : -ENOMEM;
 }
 
 /* The newest snapshot goes: what it held is held by the one before, or nobody. */
@@ -156,11 +206,8 @@ int s3_objects_snapshot_delete(struct s3_objects *o, uint64_t seq, uint64_t now)
 	int r = 0;
 
 	pthread_mutex_lock(&o->lock);
-	k = o->n_snapshots;
-	/* From the end: of several at one seq the last, whose blocks then go to the others. */
-	while (k && o->snapshots[k - 1].seq != seq)
-		k--;
-	if (!k--) {
+	k = s3_objects_find_snapshot(o, seq);
+	if (k == o->n_snapshots) {
 		r = -ENOENT;
 	} else {
 		struct s3_objects_snapshot_entry *older = k ? &o->snapshots[k - 1] : NULL;

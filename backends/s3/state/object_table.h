@@ -135,8 +135,11 @@ int s3_objects_inherit(struct s3_objects *o);
 
 /* ---- checkpoint ------------------------------------------------------------------ */
 
-/* Exclusive. Appends the table (all sealed objects, dead lists, snapshots) as it is now. */
-void s3_objects_encode(struct s3_objects *o, struct s3_buffer *out);
+/*
+ * Exclusive. Appends the table (all sealed objects, dead lists, snapshots) as it is now; without
+ * the snapshot at seq gone (0: with all), as s3_objects_snapshot_delete() would leave it.
+ */
+void s3_objects_encode(struct s3_objects *o, uint64_t gone, struct s3_buffer *out);
 /*
  * Fills a new table, with nothing alive: s3_map_load() counts. Then s3_objects_settle(). After
  * anything but S3_GOOD it is only to be freed.
