@@ -171,17 +171,20 @@ static void test_deaths_are_covered_once(void **state)
 	fake_store_reset();
 }
 
-/* A volume with a snapshot and two regions of the map that have changed since. */
-static void open_with_snapshot(struct device *d)
+/* Where a region of the map begins. */
+#define REGION(n) ((uint64_t)(n)*8192 * MIB)
+
+/* A volume with a snapshot and the regions 2, 4... up to last, which have changed since. */
+static void open_with_snapshot(struct device *d, unsigned last)
 {
 	uint8_t block[4096] = {1};
 
 	fake_store_reset();
-	device_open(d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=32G");
+	device_open(d, &s3_backend, COMMON "uploads=1;memory=16M;create=on;size=128G");
 	for (unsigned i = 0; i < 2; i++) {
-		for (uint64_t region = 0; region < 2; region++)
+		for (unsigned region = 2; region <= last; region += 2)
 			assert_int_equal(device_write(d, block, sizeof block,
-						 region * 16384 * MIB + i * sizeof block, 0),
+						 REGION(region) + i * sizeof block, 0),
 				0);
 		if (i == 0)
 			assert_int_equal(s3_snapshot_create(volume_of(d), "s"), 0);
@@ -196,19 +199,45 @@ static void test_a_snapshot_deletion_without_room(void **state)
 	uint64_t light;
 
 	(void)state;
-	open_with_snapshot(&d);
-	fake_store_fail(S3_PUT, "/0002", -ENOSPC, 1000000);
+	open_with_snapshot(&d, 4);
+	fake_store_fail(S3_PUT, "/0004", -ENOSPC, 1000000);
 	assert_int_equal(s3_snapshot_delete(volume_of(&d), "s"), -ENOSPC);
 	assert_holds(d.reported.error, "is full; free space, or add some");
-	assert_int_equal(fake_store_requests(S3_DELETE, "/0002"), 1);
+	assert_int_equal(fake_store_requests(S3_DELETE, "/0004"), 1);
 	light = device_counter(&d, "light_roots");
-	assert_int_equal(backend_trim(d.backend, 0, MIB, 0), 0);
+	assert_int_equal(backend_trim(d.backend, REGION(2), MIB, 0), 0);
 	assert_int_equal(backend_flush(d.backend), 0);
 	assert_int_equal(try_checkpoint(&d), 0);
 	assert_true(device_counter(&d, "light_roots") > light);
-	fake_store_fail(S3_PUT, "/0002", 0, 0);
+	fake_store_fail(S3_PUT, "/0004", 0, 0);
 	wait_full(&d, false);
 	assert_int_equal(s3_snapshot_delete(volume_of(&d), "s"), 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
+/* A root that is refused itself leaves none of its regions, however often it is tried. */
+static void test_regions_of_a_root_that_is_refused(void **state)
+{
+	unsigned puts, deletes;
+	struct device d;
+
+	(void)state;
+	open_with_snapshot(&d, 4);
+	puts = fake_store_requests(S3_PUT, "/0002");
+	deletes = fake_store_requests(S3_DELETE, "/0002");
+	fake_store_fail(S3_PUT, "/root", -ENOSPC, 1000000);
+	for (unsigned i = 1; i <= 3; i++) {
+		assert_int_equal(s3_snapshot_delete(volume_of(&d), "s"), -ENOSPC);
+		assert_int_equal(fake_store_requests(S3_PUT, "/0002") - puts, i);
+		assert_int_equal(fake_store_requests(S3_DELETE, "/0002") - deletes, i);
+	}
+	/* Those of one that may be stored stay. */
+	fake_store_fail_late("/root", -ENOSPC, 1000000);
+	assert_int_equal(s3_snapshot_delete(volume_of(&d), "s"), -ENOSPC);
+	assert_int_equal(fake_store_requests(S3_DELETE, "/0002") - deletes, 3);
+	fake_store_fail(S3_PUT, "/root", 0, 0);
+	wait_full(&d, false);
 	device_close(&d);
 	fake_store_reset();
 }
@@ -228,6 +257,45 @@ static void *delete_it(void *opaque)
 	return NULL;
 }
 
+/* While regions of a root that was refused are deleted the map is as it always is. */
+static void test_changes_beside_a_root_that_is_refused(void **state)
+{
+	struct deletion deletion;
+	struct device *d = &deletion.d;
+
+	(void)state;
+	open_with_snapshot(d, 6);
+	fake_store_fail(S3_PUT, "/0004", -ENOSPC, 2);
+	fake_store_hold(S3_DELETE, "/0002");
+	assert_int_equal(pthread_create(&deletion.thread, NULL, delete_it, &deletion), 0);
+	fake_store_wait_held(S3_DELETE, "/0002");
+	assert_int_equal(backend_trim(d->backend, REGION(6), 4096, 0), 0);
+	assert_int_equal(device_counter(d, "checkpoint_notes_bytes"), 0);
+	fake_store_release(S3_DELETE, NULL);
+	pthread_join(deletion.thread, NULL);
+	assert_int_equal(deletion.result, -ENOSPC);
+	wait_full(d, false);
+	device_close(d);
+	fake_store_reset();
+}
+
+/* An attempt that has stored nothing leaves nothing: neither a deletion nor another number. */
+static void test_a_root_whose_first_region_is_refused(void **state)
+{
+	struct device d;
+
+	(void)state;
+	open_with_snapshot(&d, 4);
+	fake_store_fail(S3_PUT, "/0002", -ENOSPC, 1000000);
+	assert_int_equal(s3_snapshot_delete(volume_of(&d), "s"), -ENOSPC);
+	assert_int_equal(fake_store_requests(S3_DELETE, "/0002"), 0);
+	assert_false(volume_of(&d)->root_in_doubt);
+	fake_store_fail(S3_PUT, "/0002", 0, 0);
+	wait_full(&d, false);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* The same of the root without the snapshot, when the map is stored: the snapshot stays. */
 static void test_a_snapshot_deletion_whose_root_is_refused(void **state)
 {
@@ -236,7 +304,7 @@ static void test_a_snapshot_deletion_whose_root_is_refused(void **state)
 	uint64_t light;
 
 	(void)state;
-	open_with_snapshot(d);
+	open_with_snapshot(d, 4);
 	fake_store_hold(S3_PUT, "/snap/s/child/");
 	assert_int_equal(pthread_create(&deletion.thread, NULL, delete_it, &deletion), 0);
 	fake_store_wait_held(S3_PUT, "/snap/s/child/");
@@ -247,16 +315,16 @@ static void test_a_snapshot_deletion_whose_root_is_refused(void **state)
 	assert_int_equal(deletion.result, -ENOSPC);
 	assert_holds(d->reported.error, "is full; free space, or add some");
 	/* There is no room for regions, and what dies is covered all the same. */
-	fake_store_fail(S3_PUT, "/0002", -ENOSPC, 1000000);
+	fake_store_fail(S3_PUT, "/0004", -ENOSPC, 1000000);
 	light = device_counter(d, "light_roots");
-	assert_int_equal(backend_trim(d->backend, (uint64_t)16384 * MIB, 4096, 0), 0);
+	assert_int_equal(backend_trim(d->backend, REGION(4), 4096, 0), 0);
 	assert_int_equal(backend_flush(d->backend), 0);
 	assert_int_equal(try_checkpoint(d), 0);
 	assert_true(device_counter(d, "light_roots") > light);
 	/* It can be cloned again. */
 	wait_full(d, false);
 	assert_int_equal(s3_volume_clone(volume_of(d), "s", "userblk", "c"), 0);
-	fake_store_fail(S3_PUT, "/0002", 0, 0);
+	fake_store_fail(S3_PUT, "/0004", 0, 0);
 	crash(d);
 	device_open(d, &s3_backend, COMMON "uploads=1;memory=16M");
 	assert_int_equal(s3_snapshot_delete(volume_of(d), "s"), -EBUSY);
@@ -270,10 +338,10 @@ static void test_a_snapshot_without_room(void **state)
 	struct device d;
 
 	(void)state;
-	open_with_snapshot(&d);
-	fake_store_fail(S3_PUT, "/0002", -ENOSPC, 1);
+	open_with_snapshot(&d, 4);
+	fake_store_fail(S3_PUT, "/0004", -ENOSPC, 1);
 	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), -ENOSPC);
-	assert_int_equal(fake_store_requests(S3_DELETE, "/0002"), 1);
+	assert_int_equal(fake_store_requests(S3_DELETE, "/0004"), 1);
 	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
 	device_close(&d);
 	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
@@ -291,6 +359,9 @@ int main(void)
 		cmocka_unit_test(test_deaths_beside_deletions),
 		cmocka_unit_test(test_deaths_are_covered_once),
 		cmocka_unit_test(test_a_snapshot_deletion_without_room),
+		cmocka_unit_test(test_regions_of_a_root_that_is_refused),
+		cmocka_unit_test(test_changes_beside_a_root_that_is_refused),
+		cmocka_unit_test(test_a_root_whose_first_region_is_refused),
 		cmocka_unit_test(test_a_snapshot_deletion_whose_root_is_refused),
 		cmocka_unit_test(test_a_snapshot_without_room),
 	};

@@ -46,7 +46,8 @@ struct checkpoint {
 	bool unknown; /* of some headers there is no summary */
 	struct s3_buffer table;
 	bool captured;
-	bool named;	 /* a root may be stored that names the regions */
+	bool stored;	 /* some of the regions are... */
+	bool named;	 /* ...and a root may be that names them */
 	uint32_t *dirty; /* regions */
 	size_t n_dirty;
 	uint64_t log_bytes; /* since the last full root, at its moment */
@@ -151,6 +152,7 @@ static int store_region(struct s3_volume *v, struct checkpoint *c, uint32_t regi
 	if (r == 0 && out.length) {
 		s3_volume_key(v, &name, key);
 		r = put(v, key, out.data, out.length, c->step && c->step->creates);
+		c->stored |= r == 0;
 		s3_failpoint(S3_FAIL_CKPT_REGION_AFTER);
 		c->regions[c->n_regions++] = (struct s3_root_region){
 			.region = region,
@@ -188,7 +190,8 @@ static int store_regions(struct s3_volume *v, struct checkpoint *c)
 
 /*
  * Gives back what a root in a full store was to name, which only another full root would do. The
- * next root has another number, so that a late DELETE meets nothing.
+ * next root has another number, so that a late DELETE meets nothing. If nothing was stored it has
+ * the same one: what may arrive of this attempt is then replaced.
  */
 static void delete_regions(struct s3_volume *v, const struct checkpoint *c)
 {
@@ -337,6 +340,7 @@ static int store_root(struct s3_volume *v, struct checkpoint *c, struct s3_root 
 	if (r == 0 && step && step->root) {
 		c->named = true;
 		r = step->root(step->opaque, v, out.data, out.length);
+		v->root_in_doubt |= r != 0; /* it names regions of this number */
 	}
 	if (r) {
 		s3_buffer_free(&out);
@@ -411,10 +415,11 @@ static int store_full(struct s3_volume *v, struct checkpoint *c)
 		root.table = c->table.data;
 		root.table_bytes = c->table.length;
 		r = store_root(v, c, &root);
-	} else if (r == -ENOSPC) {
-		delete_regions(v, c);
 	}
 	end_capture(v, r == 0);
+	/* Changes need not wait for that. */
+	if (r == -ENOSPC && c->stored && !c->named)
+		delete_regions(v, c);
 	if (c->named && c->step && c->step->without) {
 		drop_snapshot(v, c->step->without);
 		/* The table without it only a full root holds. */
