@@ -284,12 +284,14 @@ static void test_late_deletion_of_a_mark(void **state)
 	open_volume(&b);
 	assert_int_equal(create_snapshot(&b), 0);
 	device_open(&reader, &s3_backend, COMMON "readonly=on");
-	/* It has put its mark, and looks for clones. */
-	start_held_job(&other, &b, delete_snapshot, S3_LIST, "/snap/s/child/");
+	/* It has put its mark, and is about to look for clones. */
+	fake_store_hold_answers(S3_PUT, "/snap/s/child/", false);
+	start_job(&other, &b, delete_snapshot);
+	fake_store_wait_held(S3_PUT, "/snap/s/child/");
 	fake_store_release(S3_DELETE, "/snap/s/child/");
 	end_job(&deletion);
 	fake_store_hold(S3_DELETE, "/snap/s/root");
-	fake_store_release(S3_LIST, "/snap/s/child/");
+	fake_store_release(S3_PUT, "/snap/s/child/");
 	fake_store_wait_held(S3_DELETE, "/snap/s/root");
 	assert_int_equal(s3_volume_clone(volume_of(&reader), "s", "userblk", "clone"), -EBUSY);
 	device_close(&reader);

@@ -391,7 +391,10 @@ static int delete (struct s3_volume *v, void *opaque)
 
 	if (!s3_snapshot_find(v, name, &snapshot))
 		return s3_snapshot_refuse_unknown(v, name);
-	r = store_map(v, name);
+	/* The look that counts is behind the mark. A clone that is there spares the map. */
+	r = check_childless(v, name, true);
+	if (r == 0)
+		r = store_map(v, name);
 	if (r == 0)
 		r = s3_snapshot_keep_older_out(v);
 	if (r == 0)
