@@ -272,8 +272,9 @@ static int refuse_unseen(struct s3_volume *v)
 }
 
 /*
- * From a copy back to a volume. The copy stays for the garbage collection, as with every refusal:
- * another deletion may rely on it by the time that its DELETE arrives.
+ * From a copy back to a volume. The copy stays, as with every refusal: another deletion may rely
+ * on it by the time that its DELETE arrives. Garbage collection deletes it later, except with
+ * layout=direct, which has none.
  */
 static void remake(struct s3_volume *v, const void *data, size_t length)
 {
