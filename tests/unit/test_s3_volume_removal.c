@@ -47,14 +47,11 @@ static void test_late_deletion_of_a_volume(void **state)
 	delete_late(S3_DELETE, "/super");
 }
 
-/* A writer whose volume is taken over and deleted, and gives its name to another one. */
-static void delete_behind(struct device *a, unsigned writes)
+/* The volume is taken over and deleted, and gives its name to another one. */
+static void make_anew(void)
 {
 	struct device b;
 
-	create_with_a_write(a);
-	for (unsigned i = 1; i < writes; i++)
-		assert_int_equal(write_block(a, 0, i), 0);
 	open_volume(&b);
 	device_close(&b);
 	assert_int_equal(delete_volume(&b), 0);
@@ -62,6 +59,15 @@ static void delete_behind(struct device *a, unsigned writes)
 	assert_int_equal(write_block(&b, 0, 2), 0);
 	assert_int_equal(write_block(&b, 1, 3), 0);
 	device_close(&b);
+}
+
+/* A writer whose volume that happens to. */
+static void delete_behind(struct device *a, unsigned writes)
+{
+	create_with_a_write(a);
+	for (unsigned i = 1; i < writes; i++)
+		assert_int_equal(write_block(a, 0, i), 0);
+	make_anew();
 }
 
 static void check_new_volume(void)
@@ -113,6 +119,38 @@ static void test_a_writer_whose_volume_was_deleted(void **state)
 	device_close(&a);
 	assert_holds(a.reported.error, "it has been deleted");
 	assert_int_equal(fake_store_requests(S3_PUT, "/v/"), puts + 1);
+	check_new_volume();
+	fake_store_reset();
+}
+
+static int write_to_delete(struct device *d)
+{
+	return write_block(d, 1, 9);
+}
+
+/* The same of one that was suspended while an upload was on its way: that ends late. */
+static void test_a_writer_whose_upload_ends_late(void **state)
+{
+	struct device a;
+	struct job upload;
+	unsigned puts;
+
+	(void)state;
+	create_with_a_write(&a);
+	for (unsigned i = 0; i < 9; i++)
+		assert_int_equal(write_block(&a, 1, i), 0);
+	fake_store_hold_answers(S3_PUT, "/v/log/", false);
+	start_job(&upload, &a, write_to_delete);
+	fake_store_wait_held(S3_PUT, "/v/log/");
+	make_anew();
+	nanosleep(&(struct timespec){.tv_sec = 10, .tv_nsec = 500000000}, NULL);
+	fake_store_release(S3_PUT, NULL);
+	assert_int_equal(end_job(&upload), 0);
+	puts = fake_store_requests(S3_PUT, "/v/");
+	assert_int_equal(write_block(&a, 0, 9), -EIO);
+	assert_holds(a.reported.error, "it has been deleted");
+	device_close(&a);
+	assert_int_equal(fake_store_requests(S3_PUT, "/v/"), puts);
 	check_new_volume();
 	fake_store_reset();
 }
@@ -519,6 +557,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_writer_whose_volume_was_deleted),
+		cmocka_unit_test(test_a_writer_whose_upload_ends_late),
 		cmocka_unit_test(test_a_writer_that_meets_the_new_volume),
 		cmocka_unit_test(test_remains_of_a_deleted_volume),
 		cmocka_unit_test(test_late_deletion_of_a_volume),

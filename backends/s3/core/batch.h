@@ -51,7 +51,8 @@ struct s3_batch {
 	/* Upload. */
 	struct s3_volume *volume;
 	struct s3_request request;
-	unsigned made; /* s3_space_made() when it was put last */
+	unsigned made;	 /* s3_space_made() when it was put last */
+	uint64_t put_ns; /* when that was, by s3_now_suspended() */
 	struct iovec iov[2];
 	uint32_t crc32c;    /* of these, with s3_volume.checksums */
 	struct iovec probe; /* to look at what is there in its place */

@@ -216,9 +216,9 @@ struct s3_volume {
 	uint64_t refused_pause;		  /* ns, until the next attempt */
 	uint64_t retry_ns;		  /* when that is */
 	struct s3_batch *refused_batches; /* to be put again then */
-	_Atomic uint64_t uploaded_ns; /* when the log put something last, by s3_now_suspended(); 0:
-					 not yet */
-	unsigned n_refused;	      /* of those and of those that are being put again */
+	/* When the log began the newest PUT that soon ended, by s3_now_suspended(); 0: none yet. */
+	_Atomic uint64_t uploaded_ns;
+	unsigned n_refused; /* of those and of those that are being put again */
 	struct s3_reserve reserve;
 
 	_Atomic int failed;  /* negative errno: changes are no longer accepted */

@@ -55,7 +55,9 @@ static void uploaded(struct s3_batch *b)
 		v->refused = 0;
 	/* An end waits for a store that takes one after the other. */
 	v->refused_since = s3_now();
-	v->uploaded_ns = s3_now_suspended();
+	/* One that took long may have been sent again after the deletion. */
+	if (s3_now_suspended() - b->put_ns < PAUSE_LOOK && b->put_ns > v->uploaded_ns)
+		v->uploaded_ns = b->put_ns;
 	if (v->writeback) {
 		/* Recovery does not see it as long as an earlier one is missing. */
 		v->kept_batches[b->seq % S3_WINDOW] = b;
@@ -190,6 +192,7 @@ static void put(struct s3_batch *b)
 	int r;
 
 	b->made = s3_space_made(v);
+	b->put_ns = s3_now_suspended();
 	b->request = (struct s3_request){
 		.op = S3_PUT,
 		.pool = S3_POOL_LOG,
