@@ -322,11 +322,11 @@ static pthread_mutex_t *capability_lock(const struct inode *inode)
  */
 static bool begin_keeping(struct inode *inode, int fd, struct capability *capability)
 {
-	if (!atomic_load(&inode->capable))
+	if (atomic_load(&inode->capability) != CAPABILITY_STAYS)
 		return false;
 	pthread_mutex_lock(capability_lock(inode));
 	capability->length =
-		atomic_load(&inode->capable)
+		atomic_load(&inode->capability) == CAPABILITY_STAYS
 			? fgetxattr(fd, CAPABILITY, capability->value, sizeof(capability->value))
 			: 0;
 	return true;
@@ -341,17 +341,30 @@ static void end_keeping(struct inode *inode, int fd, const struct capability *ca
 
 void lose_capability(struct inode *inode)
 {
-	if (!atomic_load(&inode->capable))
+	if (atomic_load(&inode->capability) == CAPABILITY_GOES)
 		return;
 	pthread_mutex_lock(capability_lock(inode));
-	atomic_store(&inode->capable, false);
+	atomic_store(&inode->capability, CAPABILITY_GOES);
+	pthread_mutex_unlock(capability_lock(inode));
+}
+
+void find_capability(struct inode *inode, int fd)
+{
+	if (!fs.owns_all || atomic_load(&inode->capability) != CAPABILITY_UNSEEN)
+		return;
+	/* Not after a write has begun that takes away what would be seen here. */
+	pthread_mutex_lock(capability_lock(inode));
+	if (atomic_load(&inode->capability) == CAPABILITY_UNSEEN)
+		atomic_store(&inode->capability, fgetxattr(fd, CAPABILITY, NULL, 0) > 0
+							 ? CAPABILITY_STAYS
+							 : CAPABILITY_GOES);
 	pthread_mutex_unlock(capability_lock(inode));
 }
 
 void begin_capability(struct inode *inode)
 {
 	/* Before it has it, since what the cache holds may just arrive. */
-	atomic_store(&inode->capable, true);
+	atomic_store(&inode->capability, CAPABILITY_STAYS);
 	/* A write that keeps an older one must not put that back afterwards. */
 	pthread_mutex_lock(capability_lock(inode));
 }

@@ -388,6 +388,8 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 		close(fd);
 		return result;
 	}
+	if ((fi->flags & O_ACCMODE) != O_RDONLY)
+		find_capability(inode, fd);
 	finish_open(req, inode, fi, fd, direct_fd);
 	/* Waits for nobody: the caller keeps the inode until it has its answer. */
 	if (changes_unseen(inode) && may_dirty(fi))

@@ -38,7 +38,7 @@ struct inode {
 	atomic_int plain_fd;	    /* descriptor + 1 of one of them, see file.c; 0: none */
 	atomic_uint appending;	    /* requests that write to its end, see data.c */
 	atomic_uchar names;	    /* of a directory: enum names in passthrough.h */
-	atomic_bool capable;	    /* it has got a capability since it was written, see data.c */
+	atomic_uchar capability;    /* enum capability_state in passthrough.h */
 	atomic_bool mapped;	    /* perhaps, since it may be so that stores are not seen here */
 	uint32_t opens;		    /* open files, under inode_lock() */
 	int32_t backing_id;	    /* shared by them for kernel passthrough; 0: none */

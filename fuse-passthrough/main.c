@@ -366,7 +366,7 @@ static int ring_write_fd(const struct fuse_file_info *fi, fuse_ino_t ino, bool k
 	struct stat st;
 
 	if (fd == file_fd(fi) || appends(fi) || only_appends(fi) || kill_setid ||
-		atomic_load(&inode_of(ino)->capable))
+		atomic_load(&inode_of(ino)->capability) != CAPABILITY_GOES)
 		return -1;
 	/*
 	 * Then nobody has said whether these bits must go; or the ring takes the credentials that

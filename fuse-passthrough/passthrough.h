@@ -127,6 +127,13 @@ double attr_timeout(struct inode *inode, mode_t mode);
 int clear_setid(fuse_req_t req, int fd);
 /* The extended attribute of setcap(8). */
 #define CAPABILITY "security.capability"
+enum capability_state {
+	CAPABILITY_UNSEEN, /* nobody has looked */
+	CAPABILITY_STAYS, /* it may have one, which data from the kernel's cache do not take away */
+	CAPABILITY_GOES,  /* with any write, if it has one */
+};
+/* Looks whether a file has it that is opened for writing as fd, unless it was written before. */
+void find_capability(struct inode *inode, int fd);
 /* Called before what takes it away from a file, so that nothing brings it back. */
 void lose_capability(struct inode *inode);
 /* Around the call that gives it to a file. */

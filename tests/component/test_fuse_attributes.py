@@ -506,6 +506,27 @@ def test_extended_attributes(name: str, fuse: Mount) -> None:
 CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0)  # cap_net_raw=ep, as setcap(8) sets it
 
 
+def test_a_store_to_a_mapping_takes_no_capability_away(fuse: Mount) -> None:
+    """Nor one that the file had before it was mounted. A write to the source would."""
+    path, below = fuse.point / "program", fuse.source / "program"
+    below.write_bytes(bytes(4096))
+    os.setxattr(below, "security.capability", CAPABILITY)
+    with path.open("r+b", buffering=0) as file, bare_mapping(file.fileno(), 4096) as (memory, sync):
+        memory[0] = b"x"
+        sync()
+        os.fsync(file.fileno())
+        assert below.read_bytes()[:1] == b"x"
+        for top in (path, below):
+            assert os.getxattr(top, "security.capability") == CAPABILITY
+        file.write(b"y")
+        memory[1] = b"y"
+        sync()
+        os.fsync(file.fileno())
+    for top in (path, below):
+        assert os.listxattr(top) == []
+    assert below.read_bytes()[:2] == b"yy"
+
+
 @pytest.mark.parametrize("store", [False, True], ids=["write", "store"])
 def test_a_capability_stays_when_what_was_written_before_arrives(store: bool, fuse: Mount) -> None:
     """As with bsdtar(1), which sets it while it has the file open. A write to the source would take it away."""
