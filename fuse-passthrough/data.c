@@ -318,7 +318,8 @@ static pthread_mutex_t *capability_lock(const struct inode *inode)
  * Any write to the source takes the file's capability away. What the kernel's cache holds was
  * written before it was set, or stored to a mapping, which natively takes nothing away: it is there
  * again afterwards. Everything else that takes it away comes here first, lose_capability(), so that
- * nobody keeps it on what they have changed since.
+ * nobody keeps it on what they have changed since. (Who may write to a program can always change it
+ * by stores to a mapping, natively as well.)
  */
 static bool begin_keeping(struct inode *inode, int fd, struct capability *capability)
 {
@@ -341,7 +342,11 @@ static void end_keeping(struct inode *inode, int fd, const struct capability *ca
 
 void lose_capability(struct inode *inode)
 {
-	if (atomic_load(&inode->capability) == CAPABILITY_GOES)
+	unsigned char unseen = CAPABILITY_UNSEEN;
+
+	/* Nobody keeps one that nobody has seen. */
+	if (atomic_compare_exchange_strong(&inode->capability, &unseen, CAPABILITY_GOES) ||
+		unseen == CAPABILITY_GOES)
 		return;
 	pthread_mutex_lock(capability_lock(inode));
 	atomic_store(&inode->capability, CAPABILITY_GOES);
@@ -350,15 +355,13 @@ void lose_capability(struct inode *inode)
 
 void find_capability(struct inode *inode, int fd)
 {
+	unsigned char unseen = CAPABILITY_UNSEEN;
+
 	if (!fs.owns_all || atomic_load(&inode->capability) != CAPABILITY_UNSEEN)
 		return;
-	/* Not after a write has begun that takes away what would be seen here. */
-	pthread_mutex_lock(capability_lock(inode));
-	if (atomic_load(&inode->capability) == CAPABILITY_UNSEEN)
-		atomic_store(&inode->capability, fgetxattr(fd, CAPABILITY, NULL, 0) > 0
-							 ? CAPABILITY_STAYS
-							 : CAPABILITY_GOES);
-	pthread_mutex_unlock(capability_lock(inode));
+	/* Not after a write has begun that takes away what was seen here. */
+	atomic_compare_exchange_strong(&inode->capability, &unseen,
+		fgetxattr(fd, CAPABILITY, NULL, 0) > 0 ? CAPABILITY_STAYS : CAPABILITY_GOES);
 }
 
 void begin_capability(struct inode *inode)
@@ -367,6 +370,7 @@ void begin_capability(struct inode *inode)
 	atomic_store(&inode->capability, CAPABILITY_STAYS);
 	/* A write that keeps an older one must not put that back afterwards. */
 	pthread_mutex_lock(capability_lock(inode));
+	atomic_store(&inode->capability, CAPABILITY_STAYS); /* find_capability() has not seen it */
 }
 
 void end_capability(struct inode *inode)

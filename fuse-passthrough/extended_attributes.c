@@ -40,6 +40,16 @@ static bool is_of_source(const char *name)
 	return begins_with(name, "system.") && !is_acl(name);
 }
 
+/*
+ * The kernel asks for the capability before it writes to its cache, and not again once it has
+ * heard that there is none: those writes take away what the source may have got by then.
+ */
+static void tell_no_value(struct inode *inode, const char *name)
+{
+	if (name && strcmp(name, CAPABILITY) == 0)
+		lose_capability(inode);
+}
+
 /* getxattr, or listxattr as the daemon sees it when name is NULL. */
 static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
 {
@@ -60,6 +70,7 @@ static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t 
 	}
 	fd = inode_get(inode);
 	if (fd < 0) {
+		tell_no_value(inode, name);
 		session_reply_error(req, -fd);
 	} else {
 		path = fd_path(fd);
@@ -71,6 +82,8 @@ static void read_xattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t 
 		 */
 		if (error == EOPNOTSUPP && name && is_acl(name))
 			error = ENODATA;
+		if (result == -1 && error != ERANGE)
+			tell_no_value(inode, name);
 		reply_xattr(req, size, value, result, error);
 	}
 	if (value != small)

@@ -444,6 +444,7 @@ static int adopt(fuse_req_t req, int fd, fuse_ino_t parent, const char *name,
 		close_files(-1, direct_fd);
 		return result;
 	}
+	lose_capability(inode_of(entry->ino)); /* it has none, so that none is to stay */
 	finish_open(req, inode_of(entry->ino), fi, fd, direct_fd);
 	if (changes_unseen(inode_of(entry->ino)))
 		entry->attr_timeout = 0;

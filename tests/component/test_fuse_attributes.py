@@ -527,6 +527,23 @@ def test_a_store_to_a_mapping_takes_no_capability_away(fuse: Mount) -> None:
     assert below.read_bytes()[:2] == b"yy"
 
 
+def test_a_write_takes_away_what_the_source_got_meanwhile(fuse: Mount) -> None:
+    """The kernel does not ask again once it has heard that there is no capability."""
+    path, below = fuse.point / "program", fuse.source / "program"
+
+    def write(data: bytes, flags: int) -> None:
+        descriptor = os.open(path, os.O_RDWR | flags, 0o755)
+        os.pwrite(descriptor, data, 0)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    write(b"good", os.O_CREAT)
+    os.setxattr(below, "security.capability", CAPABILITY)
+    write(b"EVIL", 0)
+    assert below.read_bytes() == b"EVIL"
+    assert os.listxattr(below) == []
+
+
 @pytest.mark.parametrize("store", [False, True], ids=["write", "store"])
 def test_a_capability_stays_when_what_was_written_before_arrives(store: bool, fuse: Mount) -> None:
     """As with bsdtar(1), which sets it while it has the file open. A write to the source would take it away."""
