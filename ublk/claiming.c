@@ -114,6 +114,7 @@ int ublk_claim(struct ublk_claim *claim, const char *path, const struct ublk_cla
 	}
 	/* One that was killed, or could not begin. The next open may wait in the kernel, which must
 	 * not happen here. */
+	claim->asked = false;
 	ublk_claim_release(claim);
 	return -ECHILD;
 }

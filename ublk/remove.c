@@ -131,6 +131,8 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 	/* A dead one has nothing to lose. */
 	if (info.state != UBLK_S_DEV_DEAD) {
 		answer = ublk_disk_claim(id, &claim, &limits);
+		if (answer == -ECHILD) /* its process was killed */
+			answer = ublk_disk_claim(id, &claim, &limits);
 		/* Without a server, an open that the kernel does not refuse may wait for one. */
 		in_use = live ? ublk_disk_may_be_used(answer) : users[0] || answer == -EBUSY;
 	}
