@@ -8,6 +8,7 @@ import os
 import stat
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
@@ -29,7 +30,7 @@ class Answer:
     value: Any = None
     files: dict[int, int] = field(default_factory=dict)  # its slots, as the view shows them
     used: list[str] = field(default_factory=list)
-    stored: set[int] = field(default_factory=set)
+    stored: Counter[int] = field(default_factory=Counter)
     kept: bool = False
 
 
@@ -110,6 +111,7 @@ class Processes:
         self.looking = self.ticked = False
         self.births = Births(time.clock_gettime_ns(CLOCK_REALTIME_COARSE), self.mount.births)
         self.times: dict[int, tuple[int, int]] = {}  # of each inode: of change, and of modification
+        self.over = Counter[int]()  # how often mappings had stored to the last inode of a number that is gone
         for process in self.processes:
             process.ask("begin", (root, self.native))
         self.processes[1].ask("call", ("user", USER))
@@ -153,17 +155,18 @@ class Processes:
         for number, process in enumerate(self.processes):
             for slot, file in process.last.files.items():
                 places[f"slot {slot} of {number}"] = f"/proc/{process.pid}/fd/{file}", True
-        stored = set[int]().union(*[process.last.stored for process in self.processes])
+        stored = sum((process.last.stored for process in self.processes), Counter[int]())
         found, times = dict[str, Any](), dict[int, tuple[int, int]]()
         for name, (path, follow) in places.items():
             st = os.stat(path, follow_symlinks=follow)
             # The kernel writes to fifos by itself, and leaves their times to the server, which does not see it. When
             # a page that is stored to becomes dirty, and the time changes, is a matter of the file system.
-            timed = not stat.S_ISFIFO(st.st_mode) and st.st_ino not in stored
+            timed = not stat.S_ISFIFO(st.st_mode) and stored[st.st_ino] == self.over[st.st_ino]
             times[st.st_ino] = now = (st.st_ctime_ns, st.st_mtime_ns)
             found[name] = attributes(st, timed)
             if self.ticked and timed and st.st_ino in self.times:
                 found[f"times of {name}"] = self._order(st, now)
+        self.over.update({number: stored[number] - self.over[number] for number in stored.keys() - times.keys()})
         self.times = times
         self.births.forget_but(times)
         if self.ticked:

@@ -15,6 +15,7 @@ import os
 import resource
 import stat
 import struct
+from collections import Counter
 from typing import Any, NamedTuple
 
 Call = tuple[Any, ...]  # the name of a method of World, and what it is given
@@ -78,7 +79,7 @@ class World:
         self.files: dict[int, int] = {}
         self.maps: dict[int, Mapped] = {}
         self.used: set[int] = set()  # descriptors
-        self.stored: set[int] = set()  # inodes, by mappings
+        self.stored = Counter[int]()  # how often by mappings, by the numbers of inodes
         self.kept = False  # an attribute got the value that it may have had
         self.uid = 0
         self.groups: list[int] = []
@@ -304,7 +305,7 @@ class World:
             except TypeError as error:
                 raise OSError(errno.EACCES, "mapped for reading") from error
             if mapping.shared:
-                self.stored.add(os.fstat(mapping.descriptor).st_ino)
+                self.stored[os.fstat(mapping.descriptor).st_ino] += 1
         return max(end - offset, 0)
 
     def msync(self, slot: int) -> None:
