@@ -332,20 +332,25 @@ static void test_a_snapshot_deletion_whose_root_is_refused(void **state)
 	fake_store_reset();
 }
 
-/* A snapshot that a store has no room for takes none. */
+/* A snapshot that a store has no room for takes none, and the next root need not be a full one. */
 static void test_a_snapshot_without_room(void **state)
 {
+	static const char *const refused[] = {"/0004", "/snap/t/root"};
 	struct device d;
 
 	(void)state;
-	open_with_snapshot(&d, 4);
-	fake_store_fail(S3_PUT, "/0004", -ENOSPC, 1);
-	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), -ENOSPC);
-	assert_int_equal(fake_store_requests(S3_DELETE, "/0004"), 1);
-	assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
-	device_close(&d);
-	device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
-	device_close(&d);
+	for (unsigned i = 0; i < 2; i++) {
+		open_with_snapshot(&d, 4);
+		fake_store_fail(S3_PUT, refused[i], -ENOSPC, 1);
+		assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), -ENOSPC);
+		assert_holds(d.reported.error, "is full; free space, or add some");
+		assert_int_equal(fake_store_requests(S3_DELETE, "/0004"), 1);
+		assert_false(volume_of(&d)->full_wanted);
+		assert_int_equal(s3_snapshot_create(volume_of(&d), "t"), 0);
+		device_close(&d);
+		device_open(&d, &s3_backend, COMMON "uploads=1;memory=16M");
+		device_close(&d);
+	}
 	fake_store_reset();
 }
 

@@ -338,9 +338,8 @@ static int store_root(struct s3_volume *v, struct checkpoint *c, struct s3_root 
 		r = -ENOMEM;
 	free(root->snapshots);
 	if (r == 0 && step && step->root) {
-		c->named = true;
-		r = step->root(step->opaque, v, out.data, out.length);
-		v->root_in_doubt |= r != 0; /* it names regions of this number */
+		r = step->root(step->opaque, v, out.data, out.length, &c->named);
+		v->root_in_doubt |= c->named; /* it has regions of this number */
 	}
 	if (r) {
 		s3_buffer_free(&out);

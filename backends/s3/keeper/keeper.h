@@ -29,11 +29,15 @@ struct s3_checkpoint_step {
 	 * nothing has changed. May be NULL.
 	 */
 	const struct s3_root_snapshot *without;
-	/* The root, as encoded, is about to be stored; everything it names is. May be NULL. */
-	int (*root)(void *opaque, struct s3_volume *v, const void *data, size_t length);
+	/*
+	 * The root, as encoded, is about to be stored; everything it names is. named: something
+	 * that names the same may be stored now. May be NULL.
+	 */
+	int (*root)(
+		void *opaque, struct s3_volume *v, const void *data, size_t length, bool *named);
 	/*
 	 * It makes something new. A full store keeps its room for what frees some, so that it fails
-	 * there; the caller takes the change back, and sees to full_wanted if root() was called.
+	 * there; the caller takes the change back, and sees to full_wanted if that is named.
 	 */
 	bool creates;
 	void *opaque;

@@ -165,7 +165,8 @@ static int meet_root(struct s3_volume *v, const struct creation *c)
 	return r ? r : s3_keeper_meet_root(v, &root, data);
 }
 
-static int store_own_root(void *opaque, struct s3_volume *v, const void *data, size_t length)
+static int store_own_root(
+	void *opaque, struct s3_volume *v, const void *data, size_t length, bool *named)
 {
 	struct creation *c = opaque;
 	char key[S3_KEY_MAX + 1];
@@ -174,8 +175,10 @@ static int store_own_root(void *opaque, struct s3_volume *v, const void *data, s
 
 	s3_snapshot_root_key(v, c->name, c->snapshot.seq, key);
 	s3_failpoint(S3_FAIL_SNAP_ROOT_BEFORE);
-	c->tried = true;
 	r = s3_volume_put_new(v, key, data, length, v->conditional, &req);
+	*named = c->tried = r == 0 || r == -EEXIST || s3_may_arrive(&req);
+	if (r == -ENOSPC && !c->tried)
+		return r; /* for the caller to say */
 	if (r == -EEXIST)
 		r = meet_root(v, c);
 	if (r)
