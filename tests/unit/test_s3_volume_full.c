@@ -261,10 +261,13 @@ static void test_no_compaction_in_a_full_store(void **state)
 	(void)state;
 	open_full(&d, 1, 48);
 	full = fake_store_bytes();
+	/* It is known as full, so that no collection is under way. */
+	assert_int_equal(write_mib(&d, 48, 48), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	assert_int_equal(device_counter(&d, "store_full"), 1);
 	for (unsigned i = 1; i < 45; i++)
 		assert_int_equal(backend_trim(d.backend, i * MIB, MIB / 2, 0), 0);
 	assert_int_equal(backend_flush(d.backend), 0);
-	assert_int_equal(device_counter(&d, "store_full"), 1);
 	assert_int_equal(backend_zero(d.backend, 100, 8192, 0), -ENOSPC);
 	assert_int_equal(backend_zero(d.backend, 0, 8192, 0), 0);
 	pause_ms(2000);

@@ -217,6 +217,46 @@ static int put_reserve(struct s3_volume *v, uint64_t bytes)
 	return r;
 }
 
+/* Somebody has waited for it while it was put. Under the lock. */
+static void ask_again(struct s3_volume *v)
+{
+	if (!v->reserve.wanted)
+		return;
+	v->reserve.wanted = false;
+	if (!s3_space_ask(v, v->reserve.made)) {
+		/* Report the requests that the store refused again. */
+		v->retry_ns = 0;
+		pthread_cond_broadcast(&v->sealer_work);
+	}
+}
+
+int s3_space_keep(struct s3_volume *v)
+{
+	uint64_t bytes;
+	int r;
+
+	pthread_mutex_lock(&v->lock);
+	while (v->reserve.state == S3_RESERVE_DELETING)
+		pthread_cond_wait(&v->quiet, &v->lock);
+	if (v->reserve.state == S3_RESERVE_THERE) {
+		pthread_mutex_unlock(&v->lock);
+		return 0;
+	}
+	bytes = v->reserve.roots > RESERVE_MORE ? v->reserve.roots : RESERVE_MORE;
+	v->reserve.state = S3_RESERVE_PUTTING;
+	pthread_mutex_unlock(&v->lock);
+	r = put_reserve(v, bytes);
+	pthread_mutex_lock(&v->lock);
+	v->reserve.state = r == 0			  ? S3_RESERVE_THERE
+			   : r == -ENOSPC || r == -ENOMEM ? S3_RESERVE_GONE
+							  : S3_RESERVE_UNKNOWN;
+	v->reserve.bytes = r == 0 ? bytes : 0;
+	ask_again(v);
+	pthread_cond_broadcast(&v->quiet);
+	pthread_mutex_unlock(&v->lock);
+	return r;
+}
+
 /* Bytes of the reserve that is there; 0: none. 0, or negative errno: that is not known. */
 static int look(struct s3_volume *v, uint64_t *bytes)
 {
@@ -367,14 +407,7 @@ void s3_space_tend(struct s3_volume *v)
 		reported = true;
 		pthread_cond_broadcast(&v->sealer_work);
 	}
-	if (v->reserve.wanted) {
-		v->reserve.wanted = false;
-		if (!s3_space_ask(v, v->reserve.made)) {
-			/* Report the requests that the store refused again. */
-			v->retry_ns = 0;
-			pthread_cond_broadcast(&v->sealer_work);
-		}
-	}
+	ask_again(v);
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
 	if (found)

@@ -26,6 +26,12 @@ unsigned s3_space_made(const struct s3_volume *v);
 bool s3_space_ask(struct s3_volume *v, unsigned made);
 /* The same, waited for, of a PUT outside of the log. True: try again. why: the store's message. */
 bool s3_space_make(struct s3_volume *v, unsigned made, const char *why);
+/*
+ * In a full store, before something big is put there: sees to it that there is a reserve, if only
+ * for roots and what else makes room. The collector's thread. 0, or negative errno: -ENOSPC: there
+ * is none, and what room there may be is left to those.
+ */
+int s3_space_keep(struct s3_volume *v);
 /* Under the lock, before there are threads: is the store full, although nothing was refused yet? */
 void s3_space_begin(struct s3_volume *v);
 /*

@@ -287,7 +287,8 @@ static int compact_all(struct s3_volume *v, void *opaque)
 		if (!tell_progress(v, c))
 			return -ECANCELED;
 		s3_objects_totals(v->objects, &t);
-		c->stored = t.bytes;
+		if (blocks == UINT64_MAX)
+			c->stored = t.bytes; /* when it began */
 		alive = t.blocks - t.dead_blocks;
 		if (alive >= blocks && t.objects - t.dead >= objects) {
 			if (drained)
@@ -301,8 +302,11 @@ static int compact_all(struct s3_volume *v, void *opaque)
 		}
 		blocks = alive;
 		objects = t.objects - t.dead;
-		r = s3_keeper_is_stopping(v) ? -ESHUTDOWN
-					     : s3_gc_compact(v, S3_GC_SPARSE, t.small > 1);
+		/* Without room for the roots that cover it, it would free nothing. */
+		r = atomic_load(&v->refused) == -ENOSPC ? s3_space_keep(v) : 0;
+		if (r == 0)
+			r = s3_keeper_is_stopping(v) ? -ESHUTDOWN
+						     : s3_gc_compact(v, S3_GC_SPARSE, t.small > 1);
 		c->full = r == -ENOSPC;
 		if (c->full) {
 			s3_space_make(v, s3_space_made(v),
@@ -361,10 +365,14 @@ int s3_volume_gc(struct s3_volume *v, bool (*progress)(void *opaque, uint64_t do
 		.opaque = opaque,
 		.full = atomic_load(&v->refused) == -ENOSPC,
 	};
+	unsigned idle = 0; /* rounds in succession that freed nothing */
 	uint64_t before;
 	int r;
 
-	/* Where there was no space for all of it there is some when what has died is gone. */
+	/*
+	 * Where there was no space for all of it there is some when what has died is gone; or when
+	 * the reserve is, which may have come back meanwhile.
+	 */
 	do {
 		before = c.stored;
 		r = s3_collector_call(v, compact_all, &c);
@@ -376,6 +384,7 @@ int s3_volume_gc(struct s3_volume *v, bool (*progress)(void *opaque, uint64_t do
 		}
 		if (!c.stored)
 			c.stored = UINT64_MAX;
-	} while (r == 0 && c.full && (!before || c.stored < before));
+		idle = before && c.stored >= before ? idle + 1 : 0;
+	} while (r == 0 && c.full && idle < 2);
 	return r;
 }
