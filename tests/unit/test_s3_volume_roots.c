@@ -296,6 +296,21 @@ static void test_a_root_whose_first_region_is_refused(void **state)
 	fake_store_reset();
 }
 
+/* Until the map is stored, and the mark is about to be. */
+static void begin_deletion(struct deletion *deletion)
+{
+	open_with_snapshot(&deletion->d, 4);
+	fake_store_hold(S3_PUT, "/snap/s/child/");
+	assert_int_equal(pthread_create(&deletion->thread, NULL, delete_it, deletion), 0);
+	fake_store_wait_held(S3_PUT, "/snap/s/child/");
+}
+
+static void end_deletion(struct deletion *deletion)
+{
+	fake_store_release(S3_PUT, NULL);
+	pthread_join(deletion->thread, NULL);
+}
+
 /* The same of the root without the snapshot, when the map is stored: the snapshot stays. */
 static void test_a_snapshot_deletion_whose_root_is_refused(void **state)
 {
@@ -304,14 +319,10 @@ static void test_a_snapshot_deletion_whose_root_is_refused(void **state)
 	uint64_t light;
 
 	(void)state;
-	open_with_snapshot(d, 4);
-	fake_store_hold(S3_PUT, "/snap/s/child/");
-	assert_int_equal(pthread_create(&deletion.thread, NULL, delete_it, &deletion), 0);
-	fake_store_wait_held(S3_PUT, "/snap/s/child/");
+	begin_deletion(&deletion);
 	/* Also when the reserve is gone. */
 	fake_store_fail(S3_PUT, "/root", -ENOSPC, 2);
-	fake_store_release(S3_PUT, NULL);
-	pthread_join(deletion.thread, NULL);
+	end_deletion(&deletion);
 	assert_int_equal(deletion.result, -ENOSPC);
 	assert_holds(d->reported.error, "is full; free space, or add some");
 	/* There is no room for regions, and what dies is covered all the same. */
@@ -328,6 +339,27 @@ static void test_a_snapshot_deletion_whose_root_is_refused(void **state)
 	crash(d);
 	device_open(d, &s3_backend, COMMON "uploads=1;memory=16M");
 	assert_int_equal(s3_snapshot_delete(volume_of(d), "s"), -EBUSY);
+	device_close(d);
+	fake_store_reset();
+}
+
+/* A proxy has sent the root twice, and a look does not find it: the snapshot is gone, and stays so.
+ */
+static void test_a_snapshot_deletion_whose_root_may_be_stored(void **state)
+{
+	struct deletion deletion;
+	struct device *d = &deletion.d;
+
+	(void)state;
+	begin_deletion(&deletion);
+	fake_store_fail(S3_PUT, "/root", -EEXIST, 1);
+	end_deletion(&deletion);
+	assert_int_not_equal(deletion.result, 0);
+	assert_int_not_equal(s3_volume_clone(volume_of(d), "s", "userblk", "c"), 0);
+	/* The end sees to the root that is owed. */
+	device_close(d);
+	device_open(d, &s3_backend, COMMON "uploads=1;memory=16M");
+	assert_int_equal(s3_snapshot_delete(volume_of(d), "s"), -ENOENT);
 	device_close(d);
 	fake_store_reset();
 }
@@ -368,6 +400,7 @@ int main(void)
 		cmocka_unit_test(test_changes_beside_a_root_that_is_refused),
 		cmocka_unit_test(test_a_root_whose_first_region_is_refused),
 		cmocka_unit_test(test_a_snapshot_deletion_whose_root_is_refused),
+		cmocka_unit_test(test_a_snapshot_deletion_whose_root_may_be_stored),
 		cmocka_unit_test(test_a_snapshot_without_room),
 	};
 

@@ -354,7 +354,8 @@ static int store_root(struct s3_volume *v, struct checkpoint *c, struct s3_root 
 		r = look_at_root(v, &name);
 	else if (r)
 		tell_failure(v, req.message);
-	c->named |= r == 0 || s3_may_arrive(&req);
+	/* One that is there may be ours although nobody can say so. */
+	c->named |= r == 0 || req.result == -EEXIST || s3_may_arrive(&req);
 	v->checkpoint_failing &= r != 0;
 	v->root_in_doubt = r != 0;
 	if (r == 0)
@@ -460,7 +461,8 @@ static void committed(struct s3_volume *v, uint64_t seq)
 
 /*
  * When a root is tried again after that result. left: the attempt leaves something behind, an
- * object of the log for the number of the next one, which would fill a full store.
+ * object of the log for the number of the next one, which would fill a full store, or it was a full
+ * root, which takes the line and holds up changes.
  */
 static void pause_roots(struct s3_volume *v, int r, bool left)
 {
@@ -547,7 +549,7 @@ static int checkpoint(struct s3_volume *v, const struct s3_checkpoint_step *step
 
 	if (begun)
 		r = make_root(v, step);
-	pause_roots(v, r, begun && v->root_in_doubt);
+	pause_roots(v, r, begun && (v->root_in_doubt || (r == -ENOSPC && v->full_wanted)));
 	return r;
 }
 

@@ -190,7 +190,8 @@ static void stop_threads(struct s3_volume *v)
 		pthread_mutex_lock(&v->lock);
 		seq = v->applied;
 		pthread_mutex_unlock(&v->lock);
-		if (seq > v->checkpoint + 1 || v->rolled_back || atomic_load(&v->marked))
+		if (seq > v->checkpoint + 1 || v->rolled_back || v->full_wanted ||
+			atomic_load(&v->marked))
 			s3_checkpoint(v);
 	}
 	pthread_mutex_lock(&v->lock);
