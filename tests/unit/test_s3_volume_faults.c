@@ -90,29 +90,29 @@ static void test_a_store_that_refuses_is_waited_for(void **state)
 {
 	const struct timespec step = {.tv_nsec = 20000000};
 	struct device d;
-	int waited = 0;
+	int steps = 0;
 
 	(void)state;
 	fake_store_reset();
 	device_open(&d, &s3_backend, COMMON "uploads=2;memory=16M;create=on;size=64M");
 	put_mib(&d, 0, 1);
-	assert_false(backend_stalled(d.backend));
+	WAIT_UNTIL(!backend_stalled(d.backend), "it takes all");
 	fake_store_fail(S3_PUT, "/log/", -EACCES, 1);
 	assert_int_equal(write_mib(&d, 1, 2), 0);
 	assert_int_equal(backend_flush(d.backend), -EIO);
-	assert_false(backend_stalled(d.backend)); /* it has just begun */
+	WAIT_UNTIL(!backend_stalled(d.backend), "it has just begun");
 	device_flush_at_last(&d);
-	assert_false(backend_stalled(d.backend));
+	WAIT_UNTIL(!backend_stalled(d.backend), "it takes all");
 	fake_store_fail(S3_PUT, "/log/", -EACCES, 1000);
 	assert_int_equal(write_mib(&d, 2, 3), 0);
 	assert_int_equal(backend_flush(d.backend), -EIO);
-	for (; waited < 500 && !backend_stalled(d.backend); waited++)
+	for (; steps < 500 && !backend_stalled(d.backend); steps++)
 		nanosleep(&step, NULL);
-	assert_in_range(waited, 25, 499);
+	assert_in_range(steps, 25, 499);
 	assert_true(backend_stalled(d.backend));
 	fake_store_fail(S3_PUT, "/log/", 0, 0);
 	device_flush_at_last(&d);
-	assert_false(backend_stalled(d.backend));
+	WAIT_UNTIL(!backend_stalled(d.backend), "it takes all");
 	device_close(&d);
 	fake_store_reset();
 }

@@ -65,14 +65,15 @@ static void give_up(struct s3_closing *c)
 
 uint64_t s3_closing_refused(struct s3_volume *v)
 {
-	uint64_t refused;
+	uint64_t since;
 	bool refusing;
 
 	pthread_mutex_lock(&v->lock);
 	refusing = v->layout->has_log ? v->n_refused > 0 : atomic_load(&v->refused) != 0;
-	refused = refusing ? s3_now() - atomic_load(&v->refused_since) : 0;
+	/* With layout=direct, both change without this lock: this one first. */
+	since = atomic_load(&v->refused_since);
 	pthread_mutex_unlock(&v->lock);
-	return refused;
+	return refusing ? s3_now() - since : 0;
 }
 
 /* ns until closing must be given up, from what is known now. */
