@@ -217,6 +217,14 @@ static int put_reserve(struct s3_volume *v, uint64_t bytes)
 	return r;
 }
 
+static enum s3_reserve_state after_put(int r, enum s3_reserve_state before)
+{
+	if (r == 0)
+		return S3_RESERVE_THERE;
+	/* After any other error it may have arrived. */
+	return r == -ENOSPC || r == -ENOMEM ? before : S3_RESERVE_UNKNOWN;
+}
+
 /* Somebody has waited for it while it was put. Under the lock. */
 static void ask_again(struct s3_volume *v)
 {
@@ -232,6 +240,7 @@ static void ask_again(struct s3_volume *v)
 
 int s3_space_keep(struct s3_volume *v)
 {
+	enum s3_reserve_state before;
 	uint64_t bytes;
 	int r;
 
@@ -242,15 +251,15 @@ int s3_space_keep(struct s3_volume *v)
 		pthread_mutex_unlock(&v->lock);
 		return 0;
 	}
+	before = v->reserve.state;
 	bytes = v->reserve.roots > RESERVE_MORE ? v->reserve.roots : RESERVE_MORE;
 	v->reserve.state = S3_RESERVE_PUTTING;
 	pthread_mutex_unlock(&v->lock);
 	r = put_reserve(v, bytes);
 	pthread_mutex_lock(&v->lock);
-	v->reserve.state = r == 0			  ? S3_RESERVE_THERE
-			   : r == -ENOSPC || r == -ENOMEM ? S3_RESERVE_GONE
-							  : S3_RESERVE_UNKNOWN;
-	v->reserve.bytes = r == 0 ? bytes : 0;
+	v->reserve.state = after_put(r, before);
+	if (r == 0)
+		v->reserve.bytes = bytes;
 	ask_again(v);
 	pthread_cond_broadcast(&v->quiet);
 	pthread_mutex_unlock(&v->lock);
@@ -371,10 +380,7 @@ void s3_space_tend(struct s3_volume *v)
 	if (put)
 		r = put_reserve(v, bytes);
 	pthread_mutex_lock(&v->lock);
-	/* After any other error it may have arrived. */
-	v->reserve.state = r == 0			  ? S3_RESERVE_THERE
-			   : r == -ENOSPC || r == -ENOMEM ? before
-							  : S3_RESERVE_UNKNOWN;
+	v->reserve.state = after_put(r, before);
 	if (looked)
 		v->reserve.bytes = there;
 	if (r == 0 && put)
