@@ -299,26 +299,30 @@ static int call(struct backend *b, const struct backend_request *r)
 	return -EINVAL;
 }
 
-/* One line a second for each kind of request, so that a device that is gone fills no log. */
-static void tell_failure(struct backend *b, const struct backend_request *r, int result)
+/*
+ * kind: a backend_op, or TOLD_EXTENTS. One line a second for each, so that a device that is gone
+ * fills no log.
+ */
+static void tell_failure(
+	struct backend *b, unsigned kind, uint64_t offset, uint64_t length, int result)
 {
-	static const char *const names[BACKEND_OPS] = {"read", "write", "flush", "trim", "zero"};
+	static const char *const names[TOLD_KINDS] = {
+		"read", "write", "flush", "trim", "zero", "search for extents"};
 	struct timespec now;
 	char range[64] = "", more[64] = "";
 	unsigned long long untold;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	if (atomic_exchange(&b->failure_told[r->op], now.tv_sec + 1) == now.tv_sec + 1) {
-		atomic_fetch_add(&b->failures_untold[r->op], 1);
+	if (atomic_exchange(&b->failure_told[kind], now.tv_sec + 1) == now.tv_sec + 1) {
+		atomic_fetch_add(&b->failures_untold[kind], 1);
 		return;
 	}
-	untold = atomic_exchange(&b->failures_untold[r->op], 0);
-	if (r->op != BACKEND_FLUSH)
-		snprintf(range, sizeof range, " of %" PRIu64 " bytes at %" PRIu64, r->length,
-			r->offset);
+	untold = atomic_exchange(&b->failures_untold[kind], 0);
+	if (kind != BACKEND_FLUSH)
+		snprintf(range, sizeof range, " of %" PRIu64 " bytes at %" PRIu64, length, offset);
 	if (untold)
 		snprintf(more, sizeof more, " (and %llu more before it)", untold);
-	backend_error(&b->host, "%s%s: %s%s", names[r->op], range, strerror(-result), more);
+	backend_error(&b->host, "%s%s: %s%s", names[kind], range, strerror(-result), more);
 }
 
 /* From what a device answered to one of the few errors that frameworks get. */
@@ -356,7 +360,7 @@ static int settle(struct backend *b, const struct backend_request *r, int result
 		return result; /* the caller writes zeroes */
 	if (result == -EOPNOTSUPP && r->op == BACKEND_TRIM)
 		return 0; /* advice, which may be left alone */
-	tell_failure(b, r, result);
+	tell_failure(b, r->op, r->offset, r->length, result);
 	return result == -EOPNOTSUPP ? -EIO : to_common(result);
 }
 
@@ -521,7 +525,11 @@ int backend_extents(struct backend *b, uint64_t offset, uint64_t length, unsigne
 	if (!b->ops->extents)
 		return -EOPNOTSUPP;
 	r = length ? b->ops->extents(b, offset, length, flags, step, &w) : 0;
-	return w.answer ? w.answer : to_common(r);
+	if (w.answer)
+		return w.answer;
+	if (r && r != -EOPNOTSUPP)
+		tell_failure(b, TOLD_EXTENTS, offset, length, r);
+	return to_common(r);
 }
 
 int backend_get_backing(
@@ -538,9 +546,10 @@ int backend_get_backing(
 	r = check_request(b, request, &nothing);
 	request->iov = NULL;
 	request->iovcnt = 0;
-	if (r == 0)
-		r = nothing ? -EOPNOTSUPP : b->ops->get_backing(b, request, backing);
-	return r;
+	if (r || nothing)
+		return r ? r : -EOPNOTSUPP;
+	r = b->ops->get_backing(b, request, backing);
+	return r == -EOPNOTSUPP ? r : settle(b, request, r);
 }
 
 int backend_transfer_failed(struct backend *b, const struct backend_request *request, int result)

@@ -70,6 +70,10 @@ struct backend_ops {
 	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
 };
 
+/* Kinds of failures that are told apart in the log: each backend_op, and this one. */
+#define TOLD_EXTENTS BACKEND_OPS
+#define TOLD_KINDS   (TOLD_EXTENTS + 1)
+
 struct backend {
 	const struct backend_ops *ops;
 	struct backend_host host;
@@ -86,8 +90,8 @@ struct backend {
 	/* Set by open() of a device with sessions: see backend_session(). */
 	uint32_t session;
 	/* The core's: when a failed request of the kind was reported, and how many were not. */
-	_Atomic int64_t failure_told[BACKEND_OPS];
-	_Atomic uint64_t failures_untold[BACKEND_OPS];
+	_Atomic int64_t failure_told[TOLD_KINDS];
+	_Atomic uint64_t failures_untold[TOLD_KINDS];
 };
 
 /*

@@ -313,7 +313,9 @@ static void transferred(struct io *io, int result)
 		io->moved += (uint32_t)result;
 		if (io->moved < io->request.length) {
 			r = transfer(io);
-			if (r == 0)
+			if (r && r != -EOPNOTSUPP) /* the device has said why */
+				finish(io, r);
+			if (r != -EOPNOTSUPP)
 				return;
 		} else if (io->flush_after) {
 			to_workers(io);

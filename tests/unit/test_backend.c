@@ -60,6 +60,15 @@ static void fake_submit(struct backend *b, struct backend_request *request)
 	request->done(request, fault);
 }
 
+static int fake_get_backing(
+	struct backend *b, const struct backend_request *request, struct backend_backing *backing)
+{
+	(void)b;
+	(void)request;
+	*backing = (struct backend_backing){.fd = -1};
+	return fault;
+}
+
 static const struct backend_ops calls = {
 	.name = "calls",
 	.readv = fake_readv,
@@ -68,6 +77,7 @@ static const struct backend_ops calls = {
 	.trim = fake_range,
 	.zero = fake_range,
 	.extents = fake_extents,
+	.get_backing = fake_get_backing,
 };
 static const struct backend_ops submits = {.name = "submits", .submit = fake_submit};
 
@@ -96,6 +106,14 @@ static int perform(struct backend *b, enum backend_op op)
 		return backend_zero(b, 4096, 512, 0);
 	}
 	return 0;
+}
+
+static int get_backing(struct backend *b)
+{
+	struct backend_request r = {.op = BACKEND_WRITE, .offset = 4096, .length = 512};
+	struct backend_backing backing;
+
+	return backend_get_backing(b, &r, &backing);
 }
 
 static void test_errors_are_few(void **state)
@@ -133,6 +151,7 @@ static void test_errors_are_few(void **state)
 		}
 		assert_int_equal(
 			backend_extents(&with_calls, 0, SIZE, 0, NULL, NULL), cases[i].framework);
+		assert_int_equal(get_backing(&with_calls), cases[i].framework);
 	}
 }
 
@@ -159,6 +178,9 @@ static void test_what_a_device_cannot_do(void **state)
 	fault = -EOPNOTSUPP;
 	assert_int_equal(perform(&b, BACKEND_TRIM), 0);
 	assert_int_equal(perform(&b, BACKEND_ZERO), -EOPNOTSUPP);
+	assert_int_equal(lines, 0);
+	assert_int_equal(get_backing(&b), -EOPNOTSUPP);
+	assert_int_equal(backend_extents(&b, 0, SIZE, 0, NULL, NULL), -EOPNOTSUPP);
 	assert_int_equal(lines, 0);
 	assert_int_equal(perform(&b, BACKEND_WRITE), -EIO);
 	assert_string_equal(reported, "write of 512 bytes at 4096: Operation not supported");
@@ -192,6 +214,11 @@ static void test_a_failure_is_told_once(void **state)
 	assert_in_range(lines, 1, 3); /* one a second */
 	perform(&b, BACKEND_FLUSH);
 	assert_string_equal(reported, "flush: No data available");
+	assert_int_equal(get_backing(&b), -EIO);
+	assert_string_equal(reported, "write of 512 bytes at 4096: No data available");
+	assert_int_equal(backend_extents(&b, 0, SIZE, 0, NULL, NULL), -EIO);
+	assert_holds(reported, "search for extents of ");
+	assert_holds(reported, ": No data available");
 }
 
 /* A device without zeroes of its own: written piece by piece, of a pattern that divides no piece.
