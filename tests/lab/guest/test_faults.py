@@ -7,6 +7,7 @@ import errno
 import mmap
 import os
 import re
+import stat
 import subprocess
 import threading
 import time
@@ -17,6 +18,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from block_targets import FileTarget
+from blocks import Request
 from fuse_mount import launch, unmount
 from guest import BUILD, LIMIT, MIB, RELEASE, Up, change, config, mapped, run, suspended
 from userblk.harness.model.config import SystemConfig
@@ -86,6 +89,7 @@ class Disk:
     """Direct I/O of LENGTH bytes, and the errno that it gets."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_DIRECT)
         self.memory = mmap.mmap(-1, LENGTH)
 
@@ -102,6 +106,15 @@ class Disk:
 
     def flush(self) -> int:
         return bounded(partial(os.fsync, self.fd))
+
+    def other(self, op: str, offset: int) -> int:
+        """A trim, zero, or FUA (a write with it)."""
+        target = FileTarget(self.path, 1, direct=True, disk=stat.S_ISBLK(os.stat(self.path).st_mode))
+        request = Request("write" if op == "FUA" else op, offset, LENGTH, fua=op == "FUA")
+        try:
+            return bounded(partial(target.one, request))
+        finally:
+            target.close()
 
 
 @contextmanager
@@ -126,16 +139,16 @@ class Log:
         self.most: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
-    def failing(self, op: str, error: int, most: int = 0) -> Iterator[None]:
+    def failing(self, op: str, error: int, most: int = 0, least: int = 1) -> Iterator[None]:
         """
-        Such requests fail with that error of the device, which is one line. most: 0: one more for every second that
-        begins meanwhile, because a kernel may try again, or the block has several requests.
+        Such requests fail with that error of the device, which is one line, or least: 0: none. most: 0: one more for
+        every second that begins meanwhile, because a kernel may try again, or the block has several requests.
         """
         time.sleep(1 - time.monotonic() % 1)
         began = int(time.monotonic())
         yield
         line = op, os.strerror(error)
-        self.least[line] += 1
+        self.least[line] += least
         self.most[line] += most or int(time.monotonic()) - began + 1
 
     def texts(self) -> str:
@@ -224,6 +237,29 @@ def test_errors_below(serve: Serve, log: Log, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
+def test_errors_of_other_requests(serve: Serve, log: Log, name: str) -> None:
+    """The same for a write with FUA, a trim and a write of zeroes, which a kernel may send as writes."""
+    _, fails, _ = ERRORS[name]
+    with mapped("faulty", LINEAR) as path:
+        with serve(SYSTEMS[name], path) as disk:
+            assert disk.write(BAD, b"a") == disk.write(GOOD, b"g") == disk.flush() == 0
+            change("faulty", broken("error"))
+            with log.failing("write", errno.EIO):
+                assert disk.other("FUA", BAD) == fails
+            if SYSTEMS[name].kind == "tcmu":  # leaves zeroes, if a disk can at once: this one cannot
+                assert disk.other("trim", BAD) == 0
+            else:
+                with log.failing("zero" if name == "fuse-disk" else "trim", errno.EIO):  # of a file it leaves zeroes
+                    assert disk.other("trim", BAD) == fails
+            with log.failing("write", errno.EIO, least=0), log.failing("zero", errno.EIO, least=0):
+                assert disk.other("zero", BAD) == fails
+            assert [disk.other(op, GOOD) for op in ("FUA", "trim", "zero")] == [0, 0, 0] and disk.holds(GOOD, b"\0")
+            change("faulty", LINEAR)
+            assert disk.holds(BAD, b"a") and disk.other("zero", BAD) == disk.flush() == 0 and disk.holds(BAD, b"\0")
+    log.check()
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
 def test_writes_that_cannot_be_kept(serve: Serve, log: Log, name: str) -> None:
     """dm-flakey fails writes below a page cache: the flush tells of it, and no later one calls them kept."""
     _, fails, _ = ERRORS[name]
@@ -289,7 +325,9 @@ def test_a_medium_error(serve: Serve, log: Log, name: str) -> None:
     log.check()
 
 
-@pytest.mark.parametrize("name", ["nbdkit", "ublk-uring"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("nbdkit", "ublk-uring") else pytest.mark.long) for name in SYSTEMS]
+)
 def test_commands_without_an_answer(serve: Serve, log: Log, name: str) -> None:
     """The kernel gives them up. Later ones are good again."""
     reads, writes, _ = ERRORS[name]
@@ -304,7 +342,8 @@ def test_commands_without_an_answer(serve: Serve, log: Log, name: str) -> None:
             began = time.monotonic()
             with log.failing("read", errno.EIO, most=1):
                 assert disk.read(BAD) == reads
-            with log.failing("write", errno.EIO, most=1):
+            # sd tries a write again five times, but not a read.
+            with log.failing("write", errno.EIO, most=6 if SYSTEMS[name].kind == "tcmu" else 1):
                 assert disk.write(BAD) == writes
             assert time.monotonic() - began >= 2 * LOST_LIMIT
             LOSES.write_text("0\n")
