@@ -70,7 +70,7 @@ struct backend_ops {
 	size_t (*counters)(struct backend *b, struct backend_counter *counters, size_t max);
 };
 
-/* Kinds of failures that are told apart in the log: each backend_op, and this one. */
+/* What the log counts apart: failures of each backend_op, and of this. */
 #define TOLD_EXTENTS BACKEND_OPS
 #define TOLD_KINDS   (TOLD_EXTENTS + 1)
 

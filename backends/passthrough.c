@@ -202,7 +202,7 @@ static int sync_locked(struct passthrough *p)
 	int r;
 
 	do
-		r = fdatasync(p->fd) < 0 ? -errno : 0;
+		r = fdatasync(p->sync_fd) < 0 ? -errno : 0;
 	while (r == -EINTR);
 	if (r == 0)
 		p->is_cached = !p->direct;

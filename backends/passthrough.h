@@ -28,6 +28,12 @@ struct passthrough_syncs {
 struct passthrough {
 	struct backend backend;
 	int fd;
+	/*
+	 * What is synced: fd, or for RWF_DSYNC on a file a descriptor of its own, because the
+	 * kernel tells each descriptor once what it could not write back, and a durable write whose
+	 * error that is, or is not, takes it away from flushes.
+	 */
+	int sync_fd;
 	char *file;
 	bool created, extended; /* by the open; undone by the close, unless it was started */
 	bool is_device;

@@ -24,6 +24,8 @@ static struct {
 	size_t at_most;	    /* bytes that one call transfers */
 	int no_dsync;	    /* RWF_DSYNC is unknown */
 	int sync_error;	    /* the next fdatasync or write with RWF_DSYNC fails with this, once */
+	int lost_error;	    /* each descriptor gets this once, by a sync or durable write */
+	int told[4];	    /* those that had it, plus 1 */
 	int write_error;    /* each other write fails with this */
 	unsigned dio_align; /* what direct I/O is said to need */
 	void (*between)(const char *path); /* what others do between an open and its claim, once */
@@ -62,6 +64,21 @@ static size_t cut(size_t length)
 static ssize_t claim(ssize_t done)
 {
 	return plan.at_most && done > (ssize_t)plan.at_most ? (ssize_t)plan.at_most : done;
+}
+
+/* As the kernel tells that it could not write something back. */
+static bool tell_loss(int fd)
+{
+	size_t i = 0;
+
+	if (!plan.lost_error)
+		return false;
+	for (; plan.told[i]; i++)
+		if (plan.told[i] == fd + 1)
+			return false;
+	plan.told[i] = fd + 1;
+	errno = plan.lost_error;
+	return true;
 }
 
 #define WRAP(type, name, ...)                                                                      \
@@ -113,6 +130,8 @@ WRAP(ssize_t, pwritev64v2, int fd, const struct iovec *iov, int n, off_t offset,
 		plan.sync_error = 0;
 		return -1;
 	}
+	if (flags & RWF_DSYNC && tell_loss(fd))
+		return -1;
 	return interrupted() ? -1 : __real_pwritev64v2(fd, iov, n, offset, flags);
 }
 
@@ -177,6 +196,8 @@ WRAP(int, fdatasync, int fd)
 		errno = error;
 		return -1;
 	}
+	if (tell_loss(fd))
+		return -1;
 	return __real_fdatasync(fd);
 }
 
@@ -380,6 +401,27 @@ static void test_a_durable_write_gets_the_error_of_another(void **state)
 	device_close(&d);
 }
 
+/* With direct I/O on a file, where the file system may have cached another's write all the same. */
+static void test_a_durable_write_takes_no_loss_away(void **state)
+{
+	struct device d;
+	char block[512] = "x";
+
+	(void)state;
+	open_file(&d, 1);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
+	/* Its own: there was no room. */
+	plan.sync_error = ENOSPC;
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
+	assert_int_equal(backend_flush(d.backend), 0);
+	plan.lost_error = ENOSPC;
+	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(backend_flush(d.backend), -ENOSPC);
+	device_close(&d);
+}
+
 /* The kernel drops cached pages before it zeroes; with direct I/O, those of the edges of zeroes. */
 static void test_flush_beside_zeroes(void **state)
 {
@@ -567,6 +609,7 @@ int main(void)
 		cmocka_unit_test_setup(test_durable_writes, set_up),
 		cmocka_unit_test_setup(test_durable_writes_after_zeroes, set_up),
 		cmocka_unit_test_setup(test_a_durable_write_gets_the_error_of_another, set_up),
+		cmocka_unit_test_setup(test_a_durable_write_takes_no_loss_away, set_up),
 		cmocka_unit_test_setup(test_flush_beside_zeroes, set_up),
 		cmocka_unit_test_setup(test_huge_blocks, set_up),
 		cmocka_unit_test_setup(test_two_create_the_file, set_up),
