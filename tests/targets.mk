@@ -216,19 +216,20 @@ else
 	@test "$$CI" != true
 endif
 # A test takes half a minute on emulated CPUs, and there are hundreds; XFSTESTS_TESTS="generic/001 ...": these.
-# XFSTESTS_FS=xfs: on another file system. With LINUX=DIR, the source of Linux 7.0 or newer, in a User-Mode Linux of
+# XFSTESTS_FS=xfs: on that file system only. With LINUX=DIR, the source of Linux 7.0 or newer, in a User-Mode Linux of
 # this machine's root instead of the lab's guest: several times as fast, where there is no KVM.
 XFSTESTS_FRAMEWORKS ?= nbdkit,buse,tcmu,tcmu-threads,ublk-workers,ublk-uring
-XFSTESTS_FS ?= ext4
+XFSTESTS_FS ?= ext4 xfs
 XFSTESTS_GUEST = $(if $(LINUX),PYTHONPATH=python:tests/support tests/lab/user_mode_linux.py --linux '$(LINUX)', \
 	lab/run --timeout 0 --disk-size 6G)
 test-xfstests-lab: ## run the same over the disk of each framework, in the lab, compared with native
 ifdef XFSTESTS
 	$(if $(LINUX),$(MAKE) all,lab/make-in-root all)
 	@mkdir -p $(XFSTESTS_RECORD)-lab
-	$(XFSTESTS_GUEST) --extra '$(XFSTESTS)' --share $(XFSTESTS_RECORD)-lab -- sh -c 'cp -a /extra /tmp/xfstests && \
-		PYTHONPATH=/userblk/python:/userblk/tests/support exec python3 tests/differential/xfstests.py \
-		--xfstests /tmp/xfstests --record /results --fs $(XFSTESTS_FS) --systems $(XFSTESTS_FRAMEWORKS) $(XFSTESTS_TESTS)'
+	for fs in $(XFSTESTS_FS); do $(XFSTESTS_GUEST) --extra '$(XFSTESTS)' --share $(XFSTESTS_RECORD)-lab -- \
+		sh -c 'cp -a /extra /tmp/xfstests && PYTHONPATH=/userblk/python:/userblk/tests/support \
+		exec python3 tests/differential/xfstests.py --xfstests /tmp/xfstests --record /results --fs '$$fs' \
+		--systems $(XFSTESTS_FRAMEWORKS) $(XFSTESTS_TESTS)'; done
 else
 	@echo "SKIPPED [1] xfstests in the lab: XFSTESTS= does not say where it is installed, and Debian has no package of it"
 	@test "$$CI" != true

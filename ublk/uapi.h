@@ -70,12 +70,27 @@
 #define UBLK_F_NO_AUTO_PART_SCAN (1ULL << 18)
 #endif
 
-/* Not used here, but shown by `features`: 7.0. */
+/* Not used here, but shown by `features`: 6.3 to 7.1. */
+#ifndef UBLK_F_UNPRIVILEGED_DEV
+#define UBLK_F_UNPRIVILEGED_DEV (1ULL << 5)
+#endif
+#ifndef UBLK_F_USER_COPY
+#define UBLK_F_USER_COPY (1ULL << 7)
+#endif
+#ifndef UBLK_F_ZONED
+#define UBLK_F_ZONED (1ULL << 8)
+#endif
 #ifndef UBLK_F_BATCH_IO
 #define UBLK_F_BATCH_IO (1ULL << 15)
 #endif
+#ifndef UBLK_F_INTEGRITY
+#define UBLK_F_INTEGRITY (1ULL << 16)
+#endif
 #ifndef UBLK_F_SAFE_STOP_DEV
 #define UBLK_F_SAFE_STOP_DEV (1ULL << 17)
+#endif
+#ifndef UBLK_F_SHMEM_ZC
+#define UBLK_F_SHMEM_ZC (1ULL << 19)
 #endif
 
 #ifndef UBLK_S_DEV_FAIL_IO

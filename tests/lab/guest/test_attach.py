@@ -61,15 +61,17 @@ def available() -> int:
 
 
 def left() -> dict[str, object]:
-    """What a cycle must put back: disks with a size, devices, processes of programs, files, our descriptors."""
+    """What a cycle must put back: disks with a size, devices, processes of programs, files, mounts, our descriptors."""
     sizes = {path.parent.name: path.read_text() for path in Path("/sys/block").glob("*/size")}
     folders = ["/dev", "/dev/shm", "/dev/vduse", "/run/userblk-ublk", "/sys/class/uio"]
-    folders.append("/sys/kernel/config/target/core")
+    folders += ["/sys/kernel/config/target/core", "/sys/fs/fuse/connections", "/sys/bus/vdpa/devices"]
     processes = (path for path in Path("/proc").glob("[0-9]*") if has_program(path))
     return {
         "disks": {name: size for name, size in sizes.items() if int(size)},
         "processes": Counter((path / "comm").read_text() for path in processes),
         "descriptors": len(os.listdir("/proc/self/fd")),
+        "mounts": sorted(line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()),
+        "targets": sorted(path.name for path in Path("/sys/kernel/config/target/loopback").glob("*.*")),
     } | {folder: sorted(os.listdir(folder)) for folder in folders if Path(folder).is_dir()}
 
 
