@@ -185,8 +185,8 @@ class Processes:
         # It does not see chattr(1), and takes for a change the removal of an ACL that is not there, and an attribute's
         # value that it has.
         unseen = (
-            self.last[0] == "write_while_it_may_only_grow"
-            or (self.last[0] == "removexattr" and "acl" in self.last[2])
+            self.last[0] in ("write_while_it_may_only_grow", "set_inode_flag")
+            or (self.last[0] in ("removexattr", "fremovexattr") and "acl" in self.last[2])
             or self.processes[self.by].last.kept
         )
         return [modified] if unseen else [changed, modified]

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 Call = tuple[Any, ...]  # the name of a method of World, and what it is given
 USER, GROUP = 1000, 2000
 CAPABILITY = "security.capability"
-SECTOR = 512
 SECTOR = 512  # bytes that direct I/O is aligned to
 RENAME_FLAGS = {"noreplace": 1, "exchange": 2, "whiteout": 4}
 FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-size": 17}
@@ -29,6 +28,7 @@ FALLOCATE_MODES = {"": 0, "keep-size": 1, "punch": 3, "zero": 16, "zero-keep-siz
 FALLOCATE_REFUSED = {"collapse": 8, "insert": 32, "unshare": 64}
 
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, APPEND_FL = 0x80086601, 0x40086602, 0x20
+INODE_FLAGS = {"sync": 8, "no dump": 0x40, "no atime": 0x80}  # of chattr(1), without effect on what is compared
 MS_SYNC, MAP_FAILED = 4, ctypes.c_void_p(-1).value
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -37,6 +37,8 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, cty
 libc.msync.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+_OFFSET = ctypes.POINTER(ctypes.c_int64)
+libc.splice.argtypes = [ctypes.c_int, _OFFSET, ctypes.c_int, _OFFSET, ctypes.c_size_t, ctypes.c_uint]
 libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 libc.linkat.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
 AT_FDCWD, AT_SYMLINK_FOLLOW = -100, 0x400
@@ -213,17 +215,40 @@ class World:
         with _memory(byte.encode() * size) as memory:
             return os.pwritev(self._file(slot), [memory], offset, flags)
 
-    def sendfile(self, target: int, source: int, offset: int, size: int) -> int:
+    def _refuse_for_pipe(self, target: int, source: int) -> None:
         if os.path.sameopenfile(self._file(target), self._file(source)):
             raise OSError(errno.EINVAL, "what it reads of what it writes is not defined")
         self._refuse_direct(target, source)
         self._refuse_limited(target)
+
+    def sendfile(self, target: int, source: int, offset: int, size: int) -> int:
+        self._refuse_for_pipe(target, source)
         return os.sendfile(self._file(target), self._file(source), offset, size)
+
+    def splice(self, target: int, to_offset: int, source: int, from_offset: int, size: int) -> int:
+        self._refuse_for_pipe(target, source)
+        out, into = os.pipe2(os.O_NONBLOCK)
+        try:
+            moved = _checked(libc.splice(self._file(source), ctypes.c_int64(from_offset), into, None, size, 0))
+            to = ctypes.c_int64(to_offset)
+            return _checked(libc.splice(out, None, self._file(target), to, moved, 0)) if moved else 0
+        finally:
+            os.close(out)
+            os.close(into)
 
     def lseek(self, slot: int, offset: int, whence: int) -> int:
         if stat.S_ISDIR(os.fstat(self._file(slot)).st_mode):
             raise OSError(errno.EISDIR, "positions in directories mean what each file system wants")
         return os.lseek(self._file(slot), offset, whence)
+
+    def seek(self, slot: int, offset: int, whence: int) -> int:
+        """SEEK_DATA or SEEK_HOLE; the position stays."""
+        before = self.lseek(slot, 0, os.SEEK_CUR)
+        os.fsync(self._file(slot))  # where data have a place of their own
+        try:
+            return self.lseek(slot, offset, whence)
+        finally:
+            self.lseek(slot, before, os.SEEK_SET)
 
     def ftruncate(self, slot: int, size: int) -> None:
         os.ftruncate(self._file(slot), size)
@@ -259,6 +284,13 @@ class World:
     def fsync(self, slot: int) -> None:
         os.fsync(self._file(slot))
 
+    def fdatasync(self, slot: int) -> None:
+        os.fdatasync(self._file(slot))
+
+    def drop_cached(self, slot: int) -> None:
+        """What the kernel has of the file in its cache, and need not write."""
+        os.posix_fadvise(self._file(slot), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def flock(self, slot: int, kind: int) -> None:
         fcntl.flock(self._file(slot), kind | fcntl.LOCK_NB)
 
@@ -275,6 +307,26 @@ class World:
 
     def fchmod(self, slot: int, mode: int) -> None:
         os.fchmod(self._file(slot), mode)
+
+    def fchown(self, slot: int, uid: int, gid: int) -> None:
+        os.fchown(self._file(slot), uid, gid)
+
+    def futime(self, slot: int, atime: int, mtime: int) -> tuple[int, int]:
+        os.utime(self._file(slot), ns=(atime, mtime))
+        st = os.fstat(self._file(slot))
+        return st.st_atime_ns, st.st_mtime_ns
+
+    def set_inode_flag(self, slot: int, flag: str, value: bool) -> int:
+        """Those of INODE_FLAGS that it then has."""
+        flags = int.from_bytes(fcntl.ioctl(self._file(slot), FS_IOC_GETFLAGS, bytes(8))[:4], "little")
+        flags = flags | INODE_FLAGS[flag] if value else flags & ~INODE_FLAGS[flag]
+        fcntl.ioctl(self._file(slot), FS_IOC_SETFLAGS, flags.to_bytes(8, "little"))
+        flags = int.from_bytes(fcntl.ioctl(self._file(slot), FS_IOC_GETFLAGS, bytes(8))[:4], "little")
+        return flags & sum(INODE_FLAGS.values())
+
+    def reopen(self, slot: int, of: int, flags: int) -> None:
+        """Also of a file without a name."""
+        self.open(slot, f"/proc/self/fd/{self._file(of)}", flags, 0)
 
     def tmpfile(self, slot: int, directory: str, flags: int, mode: int) -> None:
         self.open(slot, directory, flags | os.O_TMPFILE, mode)
@@ -404,7 +456,7 @@ class World:
     def touch(self, name: str) -> None:
         os.utime(name)
 
-    def setxattr(self, name: str, attribute: str, value: bytes, flags: int) -> None:
+    def setxattr(self, name: str | int, attribute: str, value: bytes, flags: int) -> None:
         try:
             self.kept = os.getxattr(name, attribute) == value
         except PermissionError:
@@ -413,11 +465,23 @@ class World:
             pass
         os.setxattr(name, attribute, value, flags)
 
+    def fsetxattr(self, slot: int, attribute: str, value: bytes, flags: int) -> None:
+        self.setxattr(self._file(slot), attribute, value, flags)
+
     def getxattr(self, name: str, attribute: str) -> bytes:
         return os.getxattr(name, attribute)
+
+    def fgetxattr(self, slot: int, attribute: str) -> bytes:
+        return os.getxattr(self._file(slot), attribute)
 
     def listxattr(self, name: str) -> list[str]:
         return sorted(os.listxattr(name))
 
+    def flistxattr(self, slot: int) -> list[str]:
+        return sorted(os.listxattr(self._file(slot)))
+
     def removexattr(self, name: str, attribute: str) -> None:
         os.removexattr(name, attribute)
+
+    def fremovexattr(self, slot: int, attribute: str) -> None:
+        os.removexattr(self._file(slot), attribute)

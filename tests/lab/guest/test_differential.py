@@ -122,17 +122,30 @@ def block_target(path: str, limits: Limits) -> FileTarget:
     return FileTarget(path, limits.at_once, direct=True, disk=True)
 
 
+def scsi_target(path: str, limits: Limits) -> SgTarget:
+    return SgTarget(path, limits.at_once)
+
+
 DISKS = [("nbdkit", ""), ("buse", ""), ("tcmu", ""), ("tcmu", "handler"), ("ublk", "workers"), ("ublk", "uring")]
+
+
+def null_device(up: Up, kind: str, mode: str, open_target: Callable[[str, Limits], Any]) -> None:
+    with up(config(kind, "null", mode=mode)) as running:
+        limits = limits_of(running.used.path, keeps=False)
+        with closing(open_target(running.used.path, limits)) as target:
+            assert search(limits, target, SECONDS) > 0
+        assert not running.server_died()
 
 
 @pytest.mark.parametrize(("kind", "mode"), DISKS)
 def test_null_device(up: Up, kind: str, mode: str) -> None:
     """Whatever is written, it reads as zeroes."""
-    with up(config(kind, "null", mode=mode)) as running:
-        limits = limits_of(running.used.path, keeps=False)
-        with closing(block_target(running.used.path, limits)) as target:
-            assert search(limits, target, SECONDS) > 0
-        assert not running.server_died()
+    null_device(up, kind, mode, block_target)
+
+
+@pytest.mark.parametrize("mode", ["", "handler"])
+def test_null_device_by_scsi(up: Up, mode: str) -> None:
+    null_device(up, "tcmu", mode, scsi_target)
 
 
 @pytest.mark.parametrize("direct", ["on", "off"])
@@ -146,6 +159,12 @@ def test_block_layer(up: Up, kind: str, mode: str, direct: str) -> None:
 def test_largest_requests(up: Up, kind: str, mode: str) -> None:
     """Up to the most that the kernel gives the driver at once."""
     compare(up, config(kind, mode=mode, direct="on"), block_target, LONG_SIZE, LONG_SIZE)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["", "handler"])
+def test_largest_commands(up: Up, mode: str) -> None:
+    compare(up, config("tcmu", mode=mode, direct="on"), scsi_target, LONG_SIZE, LONG_SIZE)
 
 
 def test_flushes_beside_zeroes(up: Up) -> None:
@@ -163,19 +182,21 @@ def test_flushes_beside_zeroes(up: Up) -> None:
     assert journal.check(SATA) > ZEROES
 
 
+@pytest.mark.parametrize("direct", ["on", "off"])
 @pytest.mark.parametrize("mode", ["", "handler"])
-def test_tcmu_by_scsi(up: Up, mode: str) -> None:
-    compare(up, config("tcmu", mode=mode, direct="on"), lambda path, limits: SgTarget(path, limits.at_once))
+def test_tcmu_by_scsi(up: Up, mode: str, direct: str) -> None:
+    compare(up, config("tcmu", mode=mode, direct=direct), scsi_target)
 
 
-def test_fuse_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("direct", ["on", "off"])
+def test_fuse_disk(tmp_path: Path, direct: str) -> None:
     program, point = Path(BUILD, "fuse-disk/userblk-fuse-disk").resolve(), tmp_path / "disk"
     if not program.exists():
         pytest.skip("release: its libfuse is too old")
     point.touch()
     journal, limits = Journal(SIZE), Limits(SIZE, largest=LARGEST, torn=True)
     with below() as disk:
-        server = subprocess.Popen([program, point, "passthrough", disk, "direct=on"])
+        server = subprocess.Popen([program, point, "passthrough", disk, f"direct={direct}"])
         try:
             wait_until("the disk is served", lambda: point.stat().st_size == SIZE, LIMIT, process=server)
             with closing(FileTarget(point, limits.at_once, direct=False, disk=False)) as target:
@@ -184,4 +205,4 @@ def test_fuse_disk(tmp_path: Path) -> None:
             run(["umount", "--lazy", point], expect=None)
             server.terminate()
             server.wait(LIMIT)
-    reported("fuse-disk", sequences, journal, limits)
+    reported(f"fuse-disk direct={direct}", sequences, journal, limits)
