@@ -8,6 +8,10 @@ fio's nbd engine, one connection per job, one request at a time, while all jobs 
 depending on the server, and those alone meet less competition, which the sum of fio's rates counts
 in favour of the server whose jobs overlap least. The result of a cell is the Hodges-Lehmann estimate of
 first/second with its 95 % interval.
+
+--callgrind counts instructions instead, once for each side, in cells of one job: those of a run with more requests less
+those of one with fewer, so that the start and the end do not count. They are the server's own and its libraries', not
+the kernel's, and the same on a busy machine, to a part in a thousand.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +37,7 @@ MIB = 1 << 20
 LOG_MS = 20  # a point of fio's log of IOPS
 BEGIN_MS = 400  # in which all jobs begin
 TRIES = 3
+COUNTED = (2000, 6000)  # requests of the two runs whose difference is counted
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ COMPARISONS = {
     "control-file": Comparison(NBDKIT_FILE, NBDKIT_FILE),
 }
 WORKLOADS = ("randread", "randwrite")
-BLOCKS = ("4k", "128k")
+BYTES = {"4k": 4096, "128k": 131072}
 JOBS = (1, 16)
 
 
@@ -136,6 +142,47 @@ def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, se
     return run_once(side, cell, file, options, seed)
 
 
+def instructions(side: Side, cell: Cell, file: Path, options: argparse.Namespace, requests: int) -> int:
+    """Of a server that got so many requests."""
+    size = options.size * MIB
+    parameters = [text.format(file=file, size=size) for text in side.parameters]
+    with tempfile.TemporaryDirectory(prefix="userblk-bench-") as directory:
+        out = Path(directory, "callgrind")
+        server = Nbdkit(Path(directory), side.plugin, *parameters, options=("-t", "1"), wrapper=paired.callgrind(out))
+        try:
+            argv = ["fio", f"--name={cell.workload}", "--ioengine=nbd", f"--uri={server.uri}", f"--rw={cell.workload}"]
+            argv += [
+                f"--bs={cell.block}",
+                f"--size={size}",
+                f"--io_size={requests * BYTES[cell.block]}",
+                "--norandommap",
+            ]
+            paired.run_fio([*argv, "--randrepeat=0", f"--randseed={options.seed}"], cell.name, timeout=600)
+            if server.stop(None) != 0:
+                raise RuntimeError(f"{cell.name}: the server failed: {server.output()}")
+        finally:
+            server.kill()
+        found = re.search(r"^(?:totals|summary): (\d+)", out.read_text(), re.M)
+    if not found:
+        raise RuntimeError(f"{cell.name}: callgrind wrote no total")
+    return int(found[1])
+
+
+def each(side: Side, cell: Cell, file: Path, options: argparse.Namespace) -> float:
+    fewer, more = (instructions(side, cell, file, options, requests) for requests in COUNTED)
+    return (more - fewer) / (COUNTED[1] - COUNTED[0])
+
+
+def count(cells: list[Cell], options: argparse.Namespace) -> None:
+    """Prints the instructions of a request of both sides."""
+    print(f"{'cell':<26}{'1st':>12}{'2nd':>12}{'1st/2nd':>9}  instructions of a request")
+    with backing_file(options.memory_dir, options.size * MIB) as file:
+        for cell in cells:
+            comparison = COMPARISONS[cell.comparison]
+            first, second = [each(side, cell, file, options) for side in (comparison.first, comparison.second)]
+            print(f"{cell.name:<26}{first:>12.0f}{second:>12.0f}{first / second:>9.3f}", flush=True)
+
+
 @contextmanager
 def backing_file(directory: Path, size: int) -> Iterator[Path]:
     """A file of size bytes, all of them written, so that both sides meet the same allocation."""
@@ -157,7 +204,7 @@ def make_cells() -> list[Cell]:
         Cell(comparison, workload, block, jobs)
         for comparison in COMPARISONS
         for workload in WORKLOADS
-        for block in BLOCKS
+        for block in BYTES
         for jobs in JOBS
     ]
 
@@ -235,6 +282,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         help="nbdkit's threads per connection (default 1: a connection has one request at a time)",
     )
     parser.add_argument("--size", type=int, default=256, help="of the file in MiB (default 256)")
+    parser.add_argument("--callgrind", action="store_true", help="count instructions (needs valgrind)")
     parser.add_argument("--memory-dir", type=Path, default=Path("/dev/shm"), metavar="DIR")
     parser.add_argument("--disk-dir", type=Path, default=Path("/var/tmp"), metavar="DIR")
     options = parser.parse_args(argv)
@@ -245,6 +293,9 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     options = parse_options(argv)
     cells = paired.choose(make_cells(), options.cells, "file, null")
+    if options.callgrind:
+        count([cell for cell in cells if cell.jobs == 1 and not COMPARISONS[cell.comparison].on_disk], options)
+        return 0
     return paired.run_comparison("bench_plugins", cells, options, measure, "", print_table, results)
 
 

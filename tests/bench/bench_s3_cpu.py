@@ -119,8 +119,7 @@ def instructions(device: str, options: argparse.Namespace, writes: int) -> dict[
     size = options.size * MIB
     with started(Versitygw) as store, tempfile.TemporaryDirectory(prefix="userblk-bench-") as directory:
         out = Path(directory) / "callgrind"
-        wrapper = ("valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}")
-        with served(device, settings(device, store, size, options.crc32c), wrapper) as server:
+        with served(device, settings(device, store, size, options.crc32c), paired.callgrind(out)) as server:
             write(server, size, writes, 1)
         result = subprocess.run(
             ["callgrind_annotate", "--threshold=100", str(out)], capture_output=True, text=True, check=True

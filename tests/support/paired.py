@@ -74,6 +74,11 @@ def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float = 0.95)
     return Ratio(middle, math.exp(averages[outside - 1]), math.exp(averages[-outside]))
 
 
+def callgrind(out: Path) -> tuple[str, ...]:
+    """The words before a command whose instructions it counts, in a file."""
+    return "valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={out}"
+
+
 def is_chosen(name: str, patterns: Sequence[str]) -> bool:
     """
     Whether a cell, PART/PART/..., begins with one of the patterns, by whole parts, taken as text or as
