@@ -56,8 +56,7 @@ struct program {
 	const char *json;
 	bool trust; /* phase run: the files are there */
 	bool check; /* evaluate everything, do nothing */
-	bool created;
-	bool done; /* run or quit was met */
+	bool done;  /* run or quit was met */
 };
 
 static bool quiet; /* of the progress callback, which has no argument for it */
@@ -109,13 +108,13 @@ static bool create_fileset(struct program *p, struct file_def *def, struct flow_
 	return ok;
 }
 
+/* Creates what is defined so far and was not created before. */
 static bool create_files(struct program *p, struct flow_error *error)
 {
 	struct workload *w = &p->workload;
 
 	if (!workload_bind_files(w, error))
 		return false;
-	p->created = true;
 	/* Last one first, as Filebench does. */
 	for (unsigned i = w->file_count; !p->check && i-- > 0;)
 		if (w->files[i].fs == NULL && !create_fileset(p, &w->files[i], error))
@@ -155,7 +154,7 @@ static bool run_workload(struct program *p, const struct wml_statement *s, struc
 	struct run_result result;
 
 	p->done = true;
-	if (!run_arguments(p, s, error) || (!p->created && !create_files(p, error)))
+	if (!run_arguments(p, s, error) || !create_files(p, error))
 		return false;
 	if (w->process_count == 0)
 		return flow_error_set(error,
@@ -241,6 +240,14 @@ static bool do_sleep(struct program *p, const struct wml_statement *s, struct fl
 	return true;
 }
 
+static bool files_follow(const struct wml_statement *s)
+{
+	for (s = s->next; s != NULL; s = s->next)
+		if (s->command == CMD_DEFINE && s->object->kind != WML_PROCESS)
+			return true;
+	return false;
+}
+
 static bool do_statement(struct program *p, const struct wml_statement *s, struct flow_error *error)
 {
 	switch (s->command) {
@@ -255,7 +262,7 @@ static bool do_statement(struct program *p, const struct wml_statement *s, struc
 	case CMD_CREATE:
 		if (!create_files(p, error))
 			return false;
-		p->done = p->phase == PHASE_CREATE && !p->check;
+		p->done = p->phase == PHASE_CREATE && !p->check && !files_follow(s);
 		return true;
 	case CMD_RUN:
 	case CMD_PSRUN:
@@ -286,7 +293,7 @@ static bool execute(struct program *p, struct flow_error *error)
 		const struct wml_statement *s = p->wml->statements;
 
 		p->check = pass == 0;
-		p->created = p->done = false;
+		p->done = false;
 		p->options.mode = MODE_TIMEOUT;
 		p->options.event_rate = 0;
 		p->workload = (struct workload){.wml = p->wml};

@@ -398,6 +398,29 @@ def test_statements_are_carried_out_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "second").read_text() == "3\n"
 
 
+LATE = """
+define fileset name=a,path=$dir,entries=2,dirwidth=10,size=4k,prealloc
+create files
+define fileset name=b,path=$dir,entries=3,dirwidth=10,size=4k,prealloc
+define process name=p { thread name=t {
+  flowop openfile name=open1,filesetname=b,fd=1
+  flowop closefile name=close1,fd=1
+  flowop finishoncount name=finish1,value=2
+} }
+set mode quit alldone
+run
+"""
+
+
+def test_files_defined_after_files_were_made_are_made_too(tmp_path: Path) -> None:
+    workload = write(tmp_path, LATE)
+    assert run_flow("--check", *settings(tmp_path), workload).returncode == 0
+    assert results(tmp_path, workload)["summary"]["ops"] == 2
+    shutil.rmtree(tmp_path / "b")
+    assert run_flow("-q", "--phase=create", *settings(tmp_path), workload).returncode == 0
+    assert results(tmp_path, workload, "--phase=run")["summary"]["ops"] == 2
+
+
 def test_a_command_that_fails_ends_the_program(tmp_path: Path) -> None:
     done = run_flow(*settings(tmp_path), write(tmp_path, 'system "exit 7"\nquit\n'))
     assert done.returncode == 1
