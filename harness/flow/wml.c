@@ -643,10 +643,14 @@ bool wml_pin(struct wml *wml, const char *assignment, struct flow_error *error)
 	struct parser p = {.wml = wml, .at = text, .line = 1, .error = &ignored};
 	struct wml_value value;
 
-	if (!wml_next(&p) || !parse_value(&p, &value) || p.token.kind != TOKEN_END) {
+	if (!wml_next(&p) || !parse_value(&p, &value) ||
+		(p.token.kind != TOKEN_END && !expected(&p, "the end of the value"))) {
+		/* The message begins with file and line, unless a long path has pushed it out. */
+		const char *place = strstr(ignored.text, ": ");
+
 		if (strncmp(text, "cvar(", 5) == 0)
-			return flow_error_set(
-				error, "--set %s: %s", assignment, strchr(ignored.text, ':') + 1);
+			return flow_error_set(error, "--set %s: %s", assignment,
+				place != NULL ? place + 2 : ignored.text);
 		value = (struct wml_value){
 			.kind = WML_STRING, .string = wml_text(wml, text, strlen(text))};
 	}

@@ -164,7 +164,28 @@ static void test_pin(void **state)
 	assert_false(wml_pin(wml, "m=1", &error));
 	assert_holds(error.text, "--set m=1: w.f sets no such variable; it sets: dir, n");
 	assert_false(wml_pin(wml, "n=cvar(type=x)", &error));
-	assert_holds(error.text, "expected cvar-gamma");
+	assert_holds(error.text, "--set n=cvar(type=x): expected cvar-gamma");
+	assert_false(wml_pin(wml, "n=cvar(type=cvar-gamma,parameters=mean:7)k", &error));
+	assert_string_equal(error.text,
+		"--set n=cvar(type=cvar-gamma,parameters=mean:7)k: expected the end of the value, "
+		"found 'k'");
+	wml_free(wml);
+}
+
+/* Its name takes all the room of a message. */
+static void test_pin_in_a_file_of_a_long_name(void **state)
+{
+	struct flow_error error;
+	char name[sizeof error.text + 9] = "";
+
+	(void)state;
+	memset(name, 'w', sizeof name - 1);
+
+	struct wml *wml = wml_parse(name, "set $n=1 run $n", &error);
+
+	assert_non_null(wml);
+	assert_false(wml_pin(wml, "n=cvar(type=x)", &error));
+	assert_holds(error.text, "--set n=cvar(type=x): w");
 	wml_free(wml);
 }
 
@@ -281,6 +302,7 @@ int main(void)
 		cmocka_unit_test(test_values),
 		cmocka_unit_test(test_references),
 		cmocka_unit_test(test_pin),
+		cmocka_unit_test(test_pin_in_a_file_of_a_long_name),
 		cmocka_unit_test(test_interpolation),
 		cmocka_unit_test(test_binding_errors),
 	};
