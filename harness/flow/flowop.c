@@ -130,8 +130,8 @@ static char *io_buffer(struct worker *w, const struct flowop *op, uint64_t size,
 			op->file, op->line, op->name, size, memsize, w->def->name);
 		return NULL;
 	}
-	if (size > w->room) {
-		uint64_t room = (size + PAGE - 1) / PAGE * PAGE;
+	if (size > w->room || w->buffer == NULL) {
+		uint64_t room = size > 0 ? (size + PAGE - 1) / PAGE * PAGE : PAGE;
 		char *buffer = aligned_alloc(PAGE, room);
 
 		if (buffer == NULL) {
@@ -545,7 +545,7 @@ static enum step flow_read(struct worker *w, unsigned i)
 	ssize_t n = op->random ? pread(io.fd, io.buffer, io.size, io.offset)
 			       : read_plain(io.fd, io.buffer, io.size);
 
-	if (n == 0 && !op->random) {
+	if (n == 0 && !op->random && (io.size > 0 || w->control->original)) {
 		/* At the end it starts again; Filebench counts an operation without data. */
 		if (lseek(io.fd, 0, SEEK_SET) < 0)
 			return flowop_fail(w, op, "seek", NULL);
@@ -554,7 +554,7 @@ static enum step flow_read(struct worker *w, unsigned i)
 	}
 	if (n < 0)
 		return flowop_fail(w, op, "read", NULL);
-	if (n == 0 && (op->random || !w->control->original))
+	if (n == 0 && io.size > 0 && (op->random || !w->control->original))
 		return refuse(w, op, "holds no data where it reads; give the fileset prealloc");
 	flowop_count(w, i, begin, (uint64_t)n);
 	return STEP_OK;

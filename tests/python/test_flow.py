@@ -660,6 +660,41 @@ def test_reads_at_the_end_of_a_file(tmp_path: Path) -> None:
     assert (filebench["ops"], filebench["bytes"]) == (23, 20 * 4096)
 
 
+EMPTY = """
+define fileset name=f,path=$dir,entries=2,dirwidth=10,size=0,prealloc
+define process name=p { thread name=t {
+  flowop openfile name=open1,filesetname=f,fd=1
+  flowop writewholefile name=write1,fd=1
+  flowop closefile name=close1,fd=1
+  flowop finishoncount name=finish1,value=6,target=write1
+} }
+set mode quit alldone
+run
+"""
+
+
+def test_writes_of_empty_files_are_counted(tmp_path: Path) -> None:
+    result = results(tmp_path, write(tmp_path, EMPTY))
+    assert (counts(result)["write1"], result["summary"]["bytes"]) == (6, 0)
+
+
+NOTHING = """
+define file name=f,path=$dir,size=4k,prealloc
+define process name=p { thread name=t {
+  flowop read name=read1,filesetname=f,fd=1,iosize=4k
+  flowop read name=read2,fd=1,iosize=cvar(type=cvar-gamma,parameters=mean:9;gamma:1,round=1k),iters=5
+  flowop finishoncount name=finish1,value=1
+} }
+set mode quit alldone
+run
+"""
+
+
+def test_reads_of_no_bytes_are_counted(tmp_path: Path) -> None:
+    result = results(tmp_path, write(tmp_path, NOTHING))
+    assert (counts(result)["read2"], result["summary"]["bytes"]) == (5, 4096)
+
+
 # ---- errors ----
 
 
