@@ -60,17 +60,25 @@ enum step flow_aiowrite(struct worker *w, unsigned i)
 	return STEP_OK;
 }
 
+#define ANY (-1) /* descriptor */
+
 /*
- * Takes up to todo writes that have ended off the list. Sets *first to one that has not, and
- * *done to how many have.
+ * Takes up to todo writes to a descriptor that have ended off the list. Sets *first to one that
+ * has not, and *done to how many have.
  */
 static enum step reap(
-	struct worker *w, unsigned todo, unsigned *done, const struct write_behind **first)
+	struct worker *w, int fd, unsigned todo, unsigned *done, const struct write_behind **first)
 {
 	*done = 0;
 	*first = NULL;
 	for (struct write_behind **link = &w->writes; *link != NULL && *done < todo;) {
 		struct write_behind *write = *link;
+
+		if (fd != ANY && write->control.aio_fildes != fd) {
+			link = &write->next;
+			continue;
+		}
+
 		int state = aio_error(&write->control);
 
 		if (state == EINPROGRESS) {
@@ -116,7 +124,7 @@ enum step flow_aiowait(struct worker *w, unsigned i)
 	 * not wait.
 	 */
 	for (unsigned todo = outstanding < 2 ? outstanding : outstanding / 2;;) {
-		enum step step = reap(w, todo, &done, &first);
+		enum step step = reap(w, ANY, todo, &done, &first);
 
 		if (step != STEP_OK)
 			return step;
@@ -130,6 +138,22 @@ enum step flow_aiowait(struct worker *w, unsigned i)
 	}
 	flowop_count(w, i, begin, 0);
 	return STEP_OK;
+}
+
+enum step database_settle(struct worker *w, int fd)
+{
+	const struct write_behind *first;
+	unsigned done;
+
+	for (;;) {
+		enum step step = reap(w, fd, UINT_MAX, &done, &first);
+
+		if (step != STEP_OK || first == NULL)
+			return step;
+		if (flowop_stopped(w))
+			return STEP_STOPPED;
+		await_write(first);
+	}
 }
 
 void database_stopped(struct worker *w)
@@ -149,7 +173,7 @@ bool database_end(struct worker *w)
 	bool ok = true;
 
 	while (w->writes != NULL) {
-		ok = reap(w, UINT_MAX, &done, &first) == STEP_OK && ok;
+		ok = reap(w, ANY, UINT_MAX, &done, &first) == STEP_OK && ok;
 		if (first != NULL)
 			await_write(first);
 	}

@@ -16,6 +16,11 @@ bool database_add_blocks(struct control *control, const struct thread_def *def, 
 bool database_start(struct control *control, struct flow_error *error);
 /* Wakes who waits for a semaphore: they are gone. */
 void database_stop(const struct control *control);
+/*
+ * Waits for a worker's writes to a descriptor that it is about to close: they would go into the
+ * file that gets its number next.
+ */
+enum step database_settle(struct worker *w, int fd);
 /* When a worker has stopped: which of its writes were counted and are still under way? */
 void database_stopped(struct worker *w);
 /* Waits for what a worker has not waited for. False: some of it failed; the worker's error says

@@ -278,6 +278,11 @@ static enum step flow_closefile(struct worker *w, unsigned i)
 
 	if (slot->fd < 0)
 		return refuse(w, op, "is not open; open it first");
+
+	enum step step = database_settle(w, slot->fd);
+
+	if (step != STEP_OK)
+		return step;
 	if (!fileset_take(slot->fs, slot->file, &state, &w->control->stop))
 		return STEP_STOPPED;
 

@@ -226,6 +226,32 @@ def test_writes_that_were_counted_and_not_done_are_told(tmp_path: Path, stalls: 
     assert summary["unfinished_writes"] >= 200 * stalls and written >= 200 * 2048
 
 
+CLOSED = """
+define fileset name=big,path=$dir,entries=50,dirwidth=10,size=1m,prealloc
+define fileset name=small,path=$dir,entries=50,dirwidth=10,size=4k,prealloc
+define process name=p {
+  thread name=writer,memsize=64k,instances=2 {
+    flowop openfile name=open1,filesetname=big,fd=1
+    flowop aiowrite name=write1,fd=1,iosize=64k,random
+    flowop closefile name=close1,fd=1
+  }
+  thread name=opener,instances=2 {
+    flowop openfile name=open2,filesetname=small,fd=1
+    flowop closefile name=close2,fd=1
+  }
+}
+run 1
+"""
+
+
+def test_a_file_is_closed_after_its_asynchronous_writes(tmp_path: Path) -> None:
+    """They failed, or went into the file that got the descriptor."""
+    assert counts(results(tmp_path, write(tmp_path, CLOSED)))["write1"] > 10
+    sizes = {"big": MIB, "small": 4096}
+    for name, size in sizes.items():
+        assert {path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file()} == {size}
+
+
 def test_events_come_at_their_rate(tmp_path: Path) -> None:
     result = results(tmp_path, WORKLOADS / "oltp.f", **OLTP, runtime=3, eventrate=200)
     assert 300 <= counts(result)["random-rate"] <= 600
