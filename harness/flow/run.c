@@ -59,13 +59,31 @@ static void *need(void *memory)
 	return memory;
 }
 
-/* Adds the time since the last interval to the series. */
+/* Takes the last interval out of the series, and adds what it counted. */
+static void take_back(
+	struct run_result *result, struct stats *total, uint64_t *row_ops, unsigned rows)
+{
+	struct run_interval *last = &result->intervals[--result->interval_count];
+
+	total->ops += last->ops;
+	total->bytes += last->bytes;
+	total->sum_ns += last->sum_ns;
+	for (unsigned i = 0; i < last->bin_count; i++)
+		total->bins[last->bins[i].bin] += last->bins[i].count;
+	for (unsigned i = 0; i < rows; i++)
+		row_ops[i] += last->row_ops[i];
+	free(last->bins);
+	free(last->row_ops);
+}
+
+/*
+ * Adds the time since the last interval to the series. Intervals that the sampler took before it
+ * saw that the run had ended become part of the one that ends with the run.
+ */
 static void add_interval(struct run *r, struct run_result *result, double end)
 {
 	const struct workload *w = r->workload;
-	struct run_interval *last =
-		result->interval_count > 0 ? &result->intervals[result->interval_count - 1] : NULL;
-	struct run_interval new = {.start = last != NULL ? last->end : 0, .end = end};
+	struct run_interval new = {.end = end};
 	struct stats *total = &r->scratch[0], *row = &r->scratch[1];
 
 	memset(total, 0, sizeof *total);
@@ -77,6 +95,11 @@ static void add_interval(struct run *r, struct run_result *result, double end)
 			stats_add(total, row);
 	}
 	memcpy(r->at_interval, r->now, w->row_count * sizeof *r->now);
+	while (result->interval_count > 0 &&
+		result->intervals[result->interval_count - 1].end >= end)
+		take_back(result, total, new.row_ops, w->row_count);
+	if (result->interval_count > 0)
+		new.start = result->intervals[result->interval_count - 1].end;
 
 	new.ops = total->ops;
 	new.bytes = total->bytes;

@@ -25,6 +25,16 @@ int __wrap_aio_error64(const struct aiocb *control)
 	return flow_now() < slow_until ? EINPROGRESS : __real_aio_error64(control);
 }
 
+static uint64_t late; /* ns that the sampler went on after the end */
+
+uint64_t __real_crew_result(const struct crew *c, struct run_result *result);
+uint64_t __wrap_crew_result(const struct crew *c, struct run_result *result);
+
+uint64_t __wrap_crew_result(const struct crew *c, struct run_result *result)
+{
+	return __real_crew_result(c, result) - late;
+}
+
 struct crowd {
 	struct fileset *fs;
 	_Atomic int *holders; /* of each file */
@@ -273,6 +283,36 @@ static const struct stats *row(const struct scene *s, const char *name)
 	"flowop deletefile name=delete1,filesetname=f\n"                                           \
 	"flowop statfile name=stat1,filesetname=f\n"
 
+/* The intervals cover the run without gaps, and count what the rows count. */
+static void check_intervals(const struct scene *s)
+{
+	uint64_t ops = 0, bins = 0, bytes = 0, row_ops = 0, sum_ns = 0;
+	struct run_summary summary;
+	double end = 0;
+
+	run_summarize(&s->workload, s->result.rows, &summary);
+	for (unsigned i = 0; i < s->result.interval_count; i++) {
+		const struct run_interval *v = &s->result.intervals[i];
+
+		assert_true(v->start == end && v->end > v->start);
+		end = v->end;
+		ops += v->ops;
+		bytes += v->bytes;
+		sum_ns += v->sum_ns;
+		for (unsigned j = 0; j < v->bin_count; j++)
+			bins += v->bins[j].count;
+		for (unsigned j = 0; j < s->workload.row_count; j++)
+			row_ops += v->row_ops[j];
+	}
+	assert_true(end == s->result.seconds);
+	assert_true(summary.total.ops > 100);
+	assert_int_equal(ops, summary.total.ops);
+	assert_int_equal(row_ops, summary.total.ops);
+	assert_int_equal(bins, summary.total.ops);
+	assert_int_equal(bytes, summary.total.bytes);
+	assert_int_equal(sum_ns, summary.total.sum_ns);
+}
+
 /* What the rows count is what the intervals count, and what is on disk afterwards. */
 static void test_run_for_a_time(void **state)
 {
@@ -285,8 +325,6 @@ static void test_run_for_a_time(void **state)
 		.quiet = true};
 	struct flow_error error;
 	struct scene s;
-	struct run_summary summary;
-	uint64_t ops = 0, bins = 0, bytes = 0;
 
 	(void)state;
 	if (!perform(&s, HEAD FILE_SERVER TAIL, &options, &error))
@@ -296,25 +334,28 @@ static void test_run_for_a_time(void **state)
 	/* Fewer where this machine is so busy that the sampler came late. */
 	assert_in_range(s.prints, 1, 2);
 	assert_in_range(s.result.interval_count, 2, 5);
-	run_summarize(&s.workload, s.result.rows, &summary);
-	for (unsigned i = 0; i < s.result.interval_count; i++) {
-		const struct run_interval *v = &s.result.intervals[i];
-
-		assert_true(v->end > v->start);
-		ops += v->ops;
-		bytes += v->bytes;
-		for (unsigned j = 0; j < v->bin_count; j++)
-			bins += v->bins[j].count;
-	}
-	assert_true(summary.total.ops > 100);
-	assert_int_equal(ops, summary.total.ops);
-	assert_int_equal(bins, summary.total.ops);
-	assert_int_equal(bytes, summary.total.bytes);
+	check_intervals(&s);
 	assert_int_equal(row(&s, "write1")->bytes, row(&s, "write1")->ops * 5120);
 
 	/* In rows that follow each other a thread is at most one operation apart, plus what
 	 * ended after the time. */
 	assert_in_range(row(&s, "create1")->ops - row(&s, "delete1")->ops, 0, 12);
+	leave(&s);
+}
+
+/* A run ended by itself some moments before the sampler saw that. */
+static void test_intervals_end_with_the_run(void **state)
+{
+	const struct run_options options = {
+		.mode = MODE_TIMEOUT, .seconds = 1, .interval = 0.1, .seed = 3, .quiet = true};
+	struct flow_error error;
+	struct scene s;
+
+	(void)state;
+	late = 350000000;
+	assert_true(perform(&s, HEAD FILE_SERVER TAIL, &options, &error));
+	late = 0;
+	check_intervals(&s);
 	leave(&s);
 }
 
@@ -591,6 +632,7 @@ int main(void)
 		cmocka_unit_test(test_waiting),
 		cmocka_unit_test(test_index),
 		cmocka_unit_test(test_run_for_a_time),
+		cmocka_unit_test(test_intervals_end_with_the_run),
 		cmocka_unit_test(test_threads_end_at_the_deadline_by_themselves),
 		cmocka_unit_test(test_threads_end_at_the_deadline_by_themselves),
 		cmocka_unit_test(test_all_done),
