@@ -262,7 +262,7 @@ static enum crew_step step(struct crew_worker *w)
 	w->kind = choose_kind(&t->chooser, &t->rng);
 	if (w->kind == KIND_INSERT) {
 		number = numbers_take(bench->numbers);
-		if (mix->fills && number >= bench->options->records)
+		if (number == NO_NUMBER || (mix->fills && number >= bench->options->records))
 			return CREW_OUT_OF_WORK;
 	} else {
 		number = choose_record(&t->chooser, bench->numbers, &t->rng);
@@ -271,6 +271,8 @@ static enum crew_step step(struct crew_worker *w)
 	if (operate(w, id_of(mix, number)) == -1) {
 		snprintf(w->why, sizeof(w->why), "%s: %s: %s", ycsb_kinds[w->kind], t->key,
 			t->session.why);
+		if (w->kind == KIND_INSERT)
+			numbers_fail(bench->numbers);
 		return CREW_FAILED;
 	}
 	if (w->kind == KIND_INSERT)

@@ -3,10 +3,13 @@
 
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 /* What YCSB scrambles: so many items, and the sum over them, which takes minutes. */
 #define SCRAMBLED_ITEMS UINT64_C(10000000000)
 #define SCRAMBLED_ZETA	26.46902820178302
+
+#define PAUSE_NS 50000 /* until it is seen whether a slow insert is done */
 
 #define SPARE 2 /* times as many records as at first may there be before new ones are not read */
 
@@ -94,17 +97,11 @@ void numbers_init(struct numbers *n, uint64_t there)
 	atomic_store(&n->there, there);
 }
 
-uint64_t numbers_take(struct numbers *n)
-{
-	return atomic_fetch_add(&n->next, 1);
-}
-
-void numbers_add(struct numbers *n, uint64_t number)
+/* A thread that finds another advancing leaves it to that one, or to the next. */
+static void advance(struct numbers *n)
 {
 	uint64_t there;
 
-	atomic_store(&n->done[number % YCSB_WINDOW], true);
-	/* A thread that finds another advancing leaves it to that one, or to the next. */
 	if (atomic_flag_test_and_set(&n->advancing))
 		return;
 	there = atomic_load(&n->there);
@@ -113,6 +110,31 @@ void numbers_add(struct numbers *n, uint64_t number)
 		atomic_store(&n->there, ++there);
 	}
 	atomic_flag_clear(&n->advancing);
+}
+
+uint64_t numbers_take(struct numbers *n)
+{
+	const struct timespec pause = {.tv_nsec = PAUSE_NS};
+	uint64_t number = atomic_fetch_add(&n->next, 1);
+
+	while (number - atomic_load(&n->there) >= YCSB_WINDOW) {
+		if (atomic_load(&n->failed))
+			return NO_NUMBER;
+		advance(n); /* it may have been left to the next, and all are here */
+		nanosleep(&pause, NULL);
+	}
+	return number;
+}
+
+void numbers_add(struct numbers *n, uint64_t number)
+{
+	atomic_store(&n->done[number % YCSB_WINDOW], true);
+	advance(n);
+}
+
+void numbers_fail(struct numbers *n)
+{
+	atomic_store(&n->failed, true);
 }
 
 /* ---- what is drawn ---- */

@@ -50,13 +50,18 @@ struct numbers {
 	_Atomic uint64_t next;	/* to be inserted */
 	_Atomic uint64_t there; /* all below are */
 	atomic_flag advancing;
+	atomic_bool failed;
 	atomic_bool done[YCSB_WINDOW];
 };
 
 void numbers_init(struct numbers *n, uint64_t there);
+/* Waits while all of the window is under way. NO_NUMBER: for an insert that has failed. */
+#define NO_NUMBER UINT64_MAX
 uint64_t numbers_take(struct numbers *n);
 /* The record that was taken is there now. */
 void numbers_add(struct numbers *n, uint64_t number);
+/* A record that was taken will never be there. */
+void numbers_fail(struct numbers *n);
 
 /* What one thread draws of a mix. */
 struct chooser {

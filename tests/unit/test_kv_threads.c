@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Threads of userblk-kv that insert records, and read the number of existing ones. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "harness/kv/ycsb.h"
 #include "tests/unit/support.h"
@@ -57,9 +59,57 @@ static void test_all_inserts_are_there_in_the_end(void **state)
 	free(all);
 }
 
+/* Inserts as many as may be under way; NULL: it could not. */
+static void *fill_window(void *arg)
+{
+	struct numbers *n = arg;
+
+	for (unsigned i = 0; i < YCSB_WINDOW; i++) {
+		uint64_t number = numbers_take(n);
+
+		if (number == NO_NUMBER)
+			return NULL;
+		numbers_add(n, number);
+	}
+	return arg;
+}
+
+/* An insert takes longer than that of the whole window by another thread, and may fail in the end.
+ */
+static void test_a_slow_insert_holds_up_the_others(void **state)
+{
+	const struct timespec moment = {.tv_nsec = 200000000};
+
+	(void)state;
+	for (int fails = 0; fails < 2; fails++) {
+		struct numbers *n = malloc(sizeof(*n));
+		pthread_t thread;
+		uint64_t slow;
+		void *filled;
+
+		assert_non_null(n);
+		numbers_init(n, FIRST);
+		slow = numbers_take(n);
+		assert_int_equal(pthread_create(&thread, NULL, fill_window, n), 0);
+		while (atomic_load(&n->next) <= slow + YCSB_WINDOW)
+			sched_yield();
+		nanosleep(&moment, NULL);
+		assert_int_equal(atomic_load(&n->there), FIRST);
+		if (fails)
+			numbers_fail(n);
+		else
+			numbers_add(n, slow);
+		pthread_join(thread, &filled);
+		assert_ptr_equal(filled, fails ? NULL : n);
+		assert_int_equal(atomic_load(&n->there), FIRST + !fails * (1 + YCSB_WINDOW));
+		free(n);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_slow_insert_holds_up_the_others),
 		cmocka_unit_test(test_all_inserts_are_there_in_the_end),
 	};
 
