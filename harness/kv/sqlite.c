@@ -20,7 +20,9 @@ enum statement { GET, PUT, SCAN, ALL, UPDATE, STATEMENTS = UPDATE + FIELDS };
 
 static const char *const texts[] = {
 	[GET] = "SELECT ycsb_key, " COLUMNS " FROM usertable WHERE ycsb_key = ?1",
-	[PUT] = "INSERT INTO usertable VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+	/* The records of a further run are there already; LevelDB and RocksDB replace them, too. */
+	[PUT] = "INSERT OR REPLACE INTO usertable VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, "
+		"?11)",
 	[SCAN] = "SELECT ycsb_key, " COLUMNS
 		 " FROM usertable WHERE ycsb_key >= ?1 ORDER BY ycsb_key LIMIT ?2",
 	[ALL] = "SELECT ycsb_key, " COLUMNS " FROM usertable ORDER BY ycsb_key",

@@ -41,6 +41,7 @@ struct store_ops {
 	void (*end)(struct session *s);
 	/* These return 0, or -1 with why. Keys end with a zero. */
 	int (*get)(struct session *s, const char *key, struct record *out);
+	/* In place of the record with this key, if there is one. */
 	int (*put)(struct session *s, const char *key, const struct record *record);
 	/* One field of a record that is there. */
 	int (*update)(struct session *s, const char *key, unsigned field, const char *value);

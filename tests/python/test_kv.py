@@ -103,6 +103,18 @@ def test_load_then_run(tmp_path: Path, store: str) -> None:
     assert result(tmp_path, *words, "--phase=run", "--count=50", tmp_path)["summary"]["ops"] == 100
 
 
+def test_run_again(tmp_path: Path, store: str) -> None:
+    """Its inserts are those of the run before, and more."""
+    words = (f"--store={store}", "--workload=d", *SMALL)
+    assert run_kv(*words, "--phase=load", tmp_path).returncode == 0
+    inserted = []
+    for count in ("--count=100", "--count=300"):
+        found = result(tmp_path, *words, "--phase=run", count, tmp_path)
+        inserted += [kind["ops"] for kind in found["flowops"] if kind["name"] == "insert"]
+        assert records(store, tmp_path) == 500 + inserted[-1]
+    assert 0 < inserted[0] < inserted[1]
+
+
 def test_what_is_damaged_is_not_read_as_right(tmp_path: Path, store: str) -> None:
     """Values are stored as they are: if the library accepts a damaged one, its checksum field shows it."""
     words = (f"--store={store}", "--workload=c", "--records=300", "--write-buffer=65536")
