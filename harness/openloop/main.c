@@ -83,6 +83,7 @@ struct worker {
 	unsigned slot_count, free, in_flight, most_in_flight;
 	uint64_t issued, completed, left, errors;
 	int error;		   /* the first, or of the program's own */
+	bool out_of_memory;	   /* the program itself */
 	struct stats_live latency; /* of requests that were due while measured */
 	struct stats_live lag;	   /* of those, how much later each was issued */
 };
@@ -127,6 +128,7 @@ static bool issue(struct worker *w, uint64_t intended)
 	unsigned slot;
 
 	if (w->free == NONE && !more_slots(w)) {
+		w->out_of_memory = true;
 		w->error = ENOMEM;
 		return false;
 	}
@@ -218,7 +220,7 @@ static void *run(void *argument)
 
 		while (next <= now && next < w->end && issue(w, next))
 			next += gap(w);
-		if (w->error == ENOMEM)
+		if (w->out_of_memory)
 			break;
 		if (!submit(w, next < w->end ? next : now + LONGEST_SLEEP))
 			break;

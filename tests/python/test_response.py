@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -53,14 +54,14 @@ def bins(part: dict[str, Any]) -> dict[int, int]:
     return {int(name): count for name, count in part["bins"].items()}
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+@contextlib.contextmanager
+def serving(tmp_path: Path, prefix: Sequence[str], *device: str) -> Iterator[tuple[Path, int]]:
     """A file that a server of ours serves, and the server."""
     if os.geteuid() or not SERVER.exists() or not Path("/dev/fuse").exists() or not shutil.which("fio"):
         pytest.skip("needs root, fio, /dev/fuse and userblk-fuse-disk")
     file = tmp_path / "disk"
     file.touch()
-    argv = [*AT_ONCE, str(SERVER), "--clone-fd", str(file), "null", f"size={64 * MIB}"]
+    argv = [*prefix, str(SERVER), "--clone-fd", str(file), *device]
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         wait_until("the disk is served", lambda: file.stat().st_size == 64 * MIB, process=server)
         try:
@@ -68,6 +69,12 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, int]]:
         finally:
             server.send_signal(signal.SIGCONT)
             run("umount", str(file))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    with serving(tmp_path, AT_ONCE, "null", f"size={64 * MIB}") as found:
+        yield found
 
 
 def cpu_seconds(pid: int) -> float:
@@ -159,6 +166,23 @@ def test_results_that_can_no_longer_be_written_leave_the_former(tmp_path: Path) 
     done = subprocess.run(limited, capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, done.stderr) == (1, f"userblk-openloop: {out}: File too large\n")
     assert out.read_text() == "former" and {path.name for path in tmp_path.iterdir()} == {"disk", "o.json"}
+
+
+@needs_program
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_request_that_fails_for_lack_of_memory_is_one_of_many(tmp_path: Path) -> None:
+    """The program took it for its own lack of memory, and ended."""
+    image, out = tmp_path / "image", tmp_path / "o.json"
+    image.touch()
+    os.truncate(image, 64 * MIB)
+    reads = ("-P", str(image), "-e", "trace=pread64", "-e", "inject=pread64:error=ENOMEM:when=3")
+    with serving(tmp_path, ("strace", "-f", "-qq", *reads, "-o", os.devnull), "passthrough", str(image)) as (file, _):
+        words = ["--bs=4096", f"--size={64 * MIB}", "--rate=200", "--runtime=1", f"--json={out}", str(file)]
+        done = subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (1, f"userblk-openloop: {file}: Cannot allocate memory\n")
+    found = json.loads(out.read_text())
+    assert found["errors"] >= 1 and abs(found["issued"] - 200) < 5 * 200**0.5
+    assert sum(bins(found["latency_ns"]).values()) == found["issued"]
 
 
 # ---- the suite ------------------------------------------------------------------------
