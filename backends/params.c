@@ -352,17 +352,25 @@ char *params_trim(char *text)
 	return text;
 }
 
-/* Splits "key=value" in place. False when there is no key in front of a '='. */
-static bool split_pair(char *item, char **key, char **value)
+/* The '=' behind a key, or NULL. */
+static char *find_equals(char *item)
 {
 	char *equals = strchr(item, '=');
 
+	/* A path may hold a '='; a key holds neither '/' nor '.' nor space. */
+	for (const char *c = item; equals && c < equals; c++)
+		if (!isalnum((unsigned char)*c) && *c != '-' && *c != '_' && *c != ' ')
+			return NULL;
+	return equals;
+}
+
+/* Splits "key=value" in place. False when there is no key in front of a '='. */
+static bool split_pair(char *item, char **key, char **value)
+{
+	char *equals = find_equals(item);
+
 	if (!equals)
 		return false;
-	/* A path may hold a '='; a key holds neither '/' nor '.' nor space. */
-	for (const char *c = item; c < equals; c++)
-		if (!isalnum((unsigned char)*c) && *c != '-' && *c != '_' && *c != ' ')
-			return false;
 	*equals = '\0';
 	*key = params_trim(item);
 	*value = params_trim(equals + 1);
@@ -499,12 +507,12 @@ struct params *params_from_argv(char *const *argv, struct params_error *error)
 	}
 	p = params_new(ops);
 	for (argv++; r == 0 && *argv; argv++) {
-		char *value = strchr(*argv, '=');
+		char *equals = find_equals(*argv);
 
-		if (value) {
-			*value = 0;
-			r = params_set(p, *argv, value + 1, error);
-			*value = '=';
+		if (equals) {
+			*equals = 0;
+			r = params_set(p, *argv, equals + 1, error);
+			*equals = '=';
 		} else {
 			r = params_set(p, ops->main_param, *argv, error);
 		}

@@ -66,12 +66,12 @@ void params_free(struct params *p);
 
 /* Takes one pair; key "config" names a file of pairs. 0 or -EINVAL (or the errno of the file). */
 int params_set(struct params *p, const char *key, const char *value, struct params_error *error);
-/* Takes "key=value;key=value"; a first item without '=' is the main parameter; empty items are
+/* Takes "key=value;key=value"; a first item without "key=" is the main parameter; empty items are
  * skipped. */
 int params_set_string(struct params *p, const char *text, struct params_error *error);
 /*
  * A device and its pairs as they stand on a command line: NAME [KEY=VALUE]...,
- * ended by NULL; a word without '=' is the main parameter. The complete params; NULL: error says
+ * ended by NULL; a word without "KEY=" is the main parameter. The complete params; NULL: error says
  * why. argv is as before when it returns.
  */
 struct params *params_from_argv(char *const *argv, struct params_error *error);

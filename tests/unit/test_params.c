@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backends/passthrough.h"
 #include "tests/unit/support.h"
 
 struct config {
@@ -273,6 +274,30 @@ static void test_string_of_pairs(void **state)
 	refused("size=1k;file=", "file=: empty; give a FILE");
 }
 
+static void test_words_of_a_command_line(void **state)
+{
+	char device[] = "passthrough", path[] = "/dev/disk/by-id/a=b", direct[] = "direct=off";
+	char *argv[] = {device, direct, path, NULL};
+	const struct passthrough_config *c;
+	struct params *p;
+
+	(void)state;
+	p = params_from_argv(argv, &error);
+	if (!p)
+		fail_msg("%s", error.text);
+	c = params_config(p);
+	assert_string_equal(c->file, "/dev/disk/by-id/a=b");
+	assert_false(c->direct);
+	assert_string_equal(direct, "direct=off"); /* as before */
+	params_free(p);
+
+	char typo[] = "diret=off";
+
+	argv[1] = typo;
+	assert_null(params_from_argv(argv, &error));
+	assert_holds(error.text, "diret: unknown parameter of passthrough");
+}
+
 static void test_paths_become_absolute(void **state)
 {
 	char directory[512], expected[600];
@@ -428,6 +453,7 @@ int main(void)
 		cmocka_unit_test(test_defaults_and_required),
 		cmocka_unit_test(test_string_of_pairs),
 		cmocka_unit_test(test_alias),
+		cmocka_unit_test(test_words_of_a_command_line),
 		cmocka_unit_test(test_paths_become_absolute),
 		cmocka_unit_test(test_config_file),
 		cmocka_unit_test(test_bad_config_file),
