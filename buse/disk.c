@@ -237,6 +237,10 @@ int disk_sync(const struct disk *d)
 	if (disk_nodes(d->path, 0, &nodes))
 		for (size_t i = 0; i < nodes.gl_pathc; i++) {
 			node = open(nodes.gl_pathv[i], O_RDONLY | O_CLOEXEC);
+			/* The kernel has written back a partition that it has dropped; in a
+			 * static /dev its node stays. */
+			if (node < 0 && (errno == ENXIO || errno == ENOENT))
+				continue;
 			if (node < 0 || fsync(node) < 0)
 				r = -errno;
 			if (node >= 0)

@@ -2,13 +2,16 @@
 /* The sequential server over a socket pair, with this file in the place of the kernel's driver. */
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/nbd.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include "buse/disk.h"
 #include "buse/serve.h"
 #include "tests/unit/support.h"
 
@@ -215,6 +218,32 @@ static void test_what_is_no_request_ends_it(void **state)
 	assert_int_equal(end(&c), -ECONNRESET);
 }
 
+/* The kernel has dropped the partition, so that nothing is kept for it any more; its name is left.
+ */
+static void test_a_partition_that_is_gone_loses_nothing(void **state)
+{
+	struct disk disk = {.path = "disk", .node = open(scratch_file("disk", SIZE), O_RDWR)};
+	struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "diskp1"};
+	int socket_fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	char directory[512];
+
+	(void)state;
+	assert_true(disk.node >= 0 && socket_fd >= 0);
+	assert_non_null(getcwd(directory, sizeof directory));
+	assert_int_equal(chdir(scratch()), 0);
+	/* open(2) of it fails with ENXIO, as of a device that is not there. */
+	assert_int_equal(bind(socket_fd, (struct sockaddr *)&name, sizeof name), 0);
+	assert_int_equal(disk_sync(&disk), 0);
+	assert_int_equal(unlink("diskp1"), 0);
+	/* One that is there. */
+	assert_int_equal(symlink("diskp1", "diskp1"), 0);
+	assert_int_equal(disk_sync(&disk), -ELOOP);
+	assert_int_equal(unlink("diskp1"), 0);
+	assert_int_equal(chdir(directory), 0);
+	close(socket_fd);
+	close(disk.node);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -223,6 +252,7 @@ int main(void)
 		cmocka_unit_test(test_zeroes_and_trim),
 		cmocka_unit_test(test_errors_are_answered),
 		cmocka_unit_test(test_what_is_no_request_ends_it),
+		cmocka_unit_test(test_a_partition_that_is_gone_loses_nothing),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
