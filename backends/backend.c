@@ -486,8 +486,12 @@ int backend_fill(struct backend *b, const void *pattern, size_t size, uint64_t o
 	buffer = aligned_alloc(4096, (piece + 4095) / 4096 * 4096);
 	if (!buffer)
 		return -ENOMEM;
-	for (size_t i = 0; i < piece; i += size)
-		memcpy(buffer + i, pattern, size);
+	/* Twice as much each time: the pattern may be a single byte. */
+	for (size_t done = 0, more = size; done < piece; done += more, more = done) {
+		if (more > piece - done)
+			more = piece - done;
+		memcpy(buffer + done, done ? buffer : pattern, more);
+	}
 	for (r = 0; r == 0 && length > 0;) {
 		const struct iovec iov = {buffer, length < piece ? (size_t)length : piece};
 

@@ -261,6 +261,11 @@ static void test_fill(void **state)
 	for (uint64_t i = 9; i < 109; i++)
 		assert_int_equal(written[i], 0);
 	assert_int_equal(written[109], "abc"[102 % 3]);
+	assert_int_equal(backend_fill(&b, "q", 1, 1, whole, 0), 0);
+	assert_int_equal(written[0], 'x');
+	assert_int_equal(written[1], 'q');
+	assert_memory_equal(written + 1, written + 2, whole - 1);
+	assert_int_equal(written[1 + whole], "abc"[(whole - 6) % 3]);
 	assert_int_equal(backend_fill(&b, "abc", 3, 0, 4, 0), -EINVAL);
 	assert_int_equal(backend_fill(&b, "abc", 3, 0, 3, BACKEND_FAST_ZERO), -EINVAL);
 	fault = -EIO;
