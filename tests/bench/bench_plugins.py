@@ -143,7 +143,7 @@ def run_side(side: Side, cell: Cell, file: Path, options: argparse.Namespace, se
 
 
 def instructions(side: Side, cell: Cell, file: Path, options: argparse.Namespace, requests: int) -> int:
-    """Of a server that got so many requests."""
+    """What the server executes for a number of requests."""
     size = options.size * MIB
     parameters = [text.format(file=file, size=size) for text in side.parameters]
     with tempfile.TemporaryDirectory(prefix="userblk-bench-") as directory:
