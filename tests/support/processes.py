@@ -111,6 +111,7 @@ class Processes:
         self.looking = self.ticked = False
         self.births = Births(time.clock_gettime_ns(CLOCK_REALTIME_COARSE), self.mount.births)
         self.times: dict[int, tuple[int, int]] = {}  # of each inode: of change, and of modification
+        self.unlike: set[int] = set()  # inodes whose time of change the kernel has otherwise than the source
         self.over = Counter[int]()  # how often mappings had stored to the last inode of a number that is gone
         for process in self.processes:
             process.ask("begin", (root, self.native))
@@ -155,6 +156,7 @@ class Processes:
         for number, process in enumerate(self.processes):
             for slot, file in process.last.files.items():
                 places[f"slot {slot} of {number}"] = f"/proc/{process.pid}/fd/{file}", True
+        self._note_unlike()
         stored = sum((process.last.stored for process in self.processes), Counter[int]())
         found, times = dict[str, Any](), dict[int, tuple[int, int]]()
         for name, (path, follow) in places.items():
@@ -168,6 +170,7 @@ class Processes:
                 found[f"times of {name}"] = self._order(st, now)
         self.over.update({number: stored[number] - self.over[number] for number in stored.keys() - times.keys()})
         self.times = times
+        self.unlike &= times.keys()
         self.births.forget_but(times)
         if self.ticked:
             found |= self._looks(set(places))
@@ -182,14 +185,20 @@ class Processes:
         # of modification, which it may have done before the data.
         if self.last[0] == "remount":
             return []
-        # It does not see chattr(1), and takes for a change the removal of an ACL that is not there, and an attribute's
-        # value that it has.
-        unseen = (
+        return [modified] if st.st_ino in self.unlike else [changed, modified]
+
+    def _note_unlike(self) -> None:
+        """
+        With write-back, the kernel does not see chattr(1), and takes for a change the removal of an ACL that is not
+        there, and an attribute's value that it has. It shows the source's time when it has dropped the inode.
+        """
+        if (
             self.last[0] in ("write_while_it_may_only_grow", "set_inode_flag")
             or (self.last[0] in ("removexattr", "fremovexattr") and "acl" in self.last[2])
             or self.processes[self.by].last.kept
-        )
-        return [modified] if unseen else [changed, modified]
+        ):
+            paths = [f"{self.root}/{name}" for name in self.names] + self.processes[self.by].last.used
+            self.unlike |= {os.stat(path).st_ino for path in paths if os.path.exists(path)}
 
     def _looks(self, known: set[str]) -> dict[str, Any]:
         looks = {}
