@@ -151,12 +151,25 @@ def write_counters(directory: Path) -> None:
 
 
 def bytes_moved(pid: int) -> int:
-    """Bytes that a process has read and written by system calls, 0 if it is gone."""
+    """
+    Bytes that a process has read and written, 0 if it is gone: by read(2) and write(2) or, as by io_uring and libaio
+    past the page cache, from and to disks.
+    """
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) for line in lines[:2])
+    counts = {name: int(count) for name, _, count in (line.partition(": ") for line in lines)}
+    return max(counts["rchar"] + counts["wchar"], counts["read_bytes"] + counts["write_bytes"])
+
+
+def ramp_end(first_io: float, ramp_s: float, ended: float, measured_s: float) -> float:
+    """
+    When the ramp was over, if the workload does not tell: by its first I/O that was seen (0: none). What it measured
+    fits in before its end: I/O past the page cache to a file of FUSE is not seen, but the logs that fio writes last.
+    """
+    latest = ended - measured_s
+    return min(first_io + ramp_s, latest) if first_io else latest
 
 
 def watch(process: Process, job: Job, running: Running, origin: float) -> tuple[list[str], float]:
@@ -198,8 +211,8 @@ def used_by(running: Running, area: int) -> dict[str, object]:
 class Watched:
     """
     A workload that has ended, and what looked at it. sampled: what perf counted; queues: of the devices, afterwards.
-    Times are of time.monotonic(), which time.time() was so far ahead of at the origin; clock_set: s by which that has
-    been set since.
+    ended: before what it wrote was written back. Times are of time.monotonic(), which time.time() was so far ahead of
+    at the origin; clock_set: s by which that has been set since.
     """
 
     process: Process
@@ -208,6 +221,7 @@ class Watched:
     ahead: float
     clock_set: float
     first_io: float
+    ended: float
     sampled: str
     sampler: Sampler
     hardware: Watcher
@@ -294,6 +308,7 @@ class Measurement:
                 with on_cpus(run.plan.pin_client), held():
                     process = recorder.spawn(argv)
                 problems, first_io = watch(process, job, run.running, origin)
+                ended = time.monotonic()
             finally:
                 try:
                     if process:
@@ -305,7 +320,8 @@ class Measurement:
         assert process  # else an error has left the block
         after = {device.name: queue_attributes(device) for device in self.devices if device.queue.exists()}
         clock_set = time.time() - time.monotonic() - ahead
-        return Watched(process, started, origin, ahead, clock_set, first_io, sampled, sampler, hardware, others, after)
+        times = (origin, ahead, clock_set, first_io, ended)
+        return Watched(process, started, *times, sampled, sampler, hardware, others, after)
 
     def _write_back(self, held: Sequence[int]) -> None:
         """held: the job's synced files, opened before it wrote: the kernel reports an error once for each open file."""
@@ -356,7 +372,9 @@ class Measurement:
         if result.since_1970 and abs(watched.clock_set) > CLOCK_STEP:
             measured_from = 0.0
             self.warnings.append(f"clock: it was set by {watched.clock_set:+.1f} s during the run")
-        begin = (measured_from or (watched.first_io or watched.origin) + self.ramp) + result.warm_up.cut_s
+        cut_s = result.warm_up.cut_s
+        ramped = measured_from or ramp_end(watched.first_io, self.ramp, watched.ended, cut_s + result.duration_s)
+        begin = ramped + cut_s
         end = begin + result.duration_s
         use = watched.sampler.use(begin, end)
         if use is None:

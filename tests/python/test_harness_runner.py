@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -291,6 +292,53 @@ def test_a_clock_that_is_set_during_a_run_costs_a_warning(
     (summary,) = summaries(tmp_path / "c").values()
     assert "clock: it was set by +100.0 s during the run" in summary["warnings"]  # type: ignore[operator]
     assert summary["metrics"]["cpu_percent"] > 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize("engine", ["libaio", "io_uring"])
+def test_io_past_the_page_cache_is_seen(engine: str, device: str) -> None:
+    """It goes through no read(2) or write(2), which alone were counted."""
+    words = ["fio", "--name=x", f"--filename={device}", "--allow_file_create=0", "--thread=1", "--rw=randwrite"]
+    words += [f"--ioengine={engine}", "--direct=1", "--bs=4k", "--iodepth=4", "--time_based=1", "--runtime=600"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+        try:
+            seen = functools.partial(measuring.bytes_moved, process.pid)
+            wait_until("it is seen", lambda: seen() > measuring.FIRST_IO, 60, process=process)
+        finally:
+            process.terminate()
+
+
+OLD_FIO = """#!/bin/sh
+sleep 2
+for word; do
+    case $word in
+        --output=*) cp {report} "${{word#*=}}" ;;
+        --write_iops_log=*) printf '100, 2000, 0, 0, 0\\n1000, 2000, 0, 0, 0\\n' > "${{word#*=}}_iops.log" ;;
+    esac
+done
+printf '%300000s' '' > {report}.log
+sleep 0.3
+"""
+
+
+def test_an_old_fio_whose_io_is_not_seen_until_it_writes_its_logs(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with io_uring on a file of FUSE: a window that began with the logs lay behind all samples."""
+    (tmp_path / "bin").mkdir()
+    old, report = tmp_path / "bin/fio", tmp_path / "report.json"
+    old.write_text(OLD_FIO.format(report=report))
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    none = {"runtime": 0, "total_ios": 0, "io_bytes": 0, "lat_ns": {"N": 0, "mean": 0.0}}
+    done = {"runtime": 1000, "total_ios": 2000, "io_bytes": 8_192_000, "lat_ns": {"N": 2000, "mean": 500_000.0}}
+    report.write_text(json.dumps({"fio version": "fio-3.33", "jobs": [{"error": 0, "read": done, "write": none}]}))
+    plan = plan_for(device, tmp_path / "c", workloads=["rand-read-1th-4k"])
+    plan = dataclasses.replace(plan, profile=dataclasses.replace(plan.profile, ramp_s=1))
+    began = time.monotonic()
+    assert Runner(plan, tmp_path / "c").run() == 0
+    ((path, summary),) = summaries(tmp_path / "c").items()
+    assert summary["valid"], (path, summary["invalid"])
+    assert began < summary["measured_from_s"] < time.monotonic() - summary["duration_s"]  # type: ignore[operator]
 
 
 def test_an_area_that_is_done_within_the_ramp_gets_a_shorter_one(
