@@ -23,7 +23,7 @@ from ..machine.blockdev import flush_cache
 from ..machine.durable import write_json
 from ..machine.prepare import discard_area, drop_caches
 from ..machine.safety import recheck
-from ..machine.subprocesses import Recorder
+from ..machine.subprocesses import WITH_PARENT, Recorder
 from ..model.config import Profile, Workload
 from ..observing.histogram import merged, tails
 from ..observing.warmup import WarmUp, settled
@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         directory = args.output.parent / f"round-{len(done) + 1}"
         directory.mkdir()
         began = time.monotonic()
-        code = subprocess.run(words_of(args.words, len(done), directory), check=False).returncode
+        words = words_of(args.words, len(done), directory)
+        code = subprocess.run([*WITH_PARENT, *words], check=False).returncode
         if code:
             return code
         side = side_of(read_report(directory / "fio.json"))

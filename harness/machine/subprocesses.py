@@ -21,6 +21,10 @@ from .teardown import Teardown, start_time
 NOT_PASSED_ON = ("PG", "MAKE", "MFLAGS", "TAR_OPTIONS", "MKE2FS")
 
 
+# Before a command: it gets SIGTERM when the process that started it dies, even by SIGKILL.
+WITH_PARENT = ("setpriv", "--pdeathsig", "TERM", "--")
+
+
 class CommandError(Exception):
     """A command failed; one line with its own last line."""
 
@@ -120,7 +124,7 @@ class Recorder:
         what there is; it is not recorded. If this raises, also Interrupted, nothing runs: a caller that ends the
         command takes it inside held().
         """
-        full = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
+        full = [*WITH_PARENT, *argv]
         record, out, err = self._record(Path(argv[0]).name, full)
         process: Process | None = None
         try:

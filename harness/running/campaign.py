@@ -27,6 +27,7 @@ from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.durable import write_json
 from ..machine.safety import check, confirmation, first_confirmation, refuse_twice
+from ..machine.subprocesses import WITH_PARENT
 from ..model.config import VIRTUAL, Suite, SystemConfig, load_parameters
 from ..model.parts import ENGINES, KINDS, Engine, Kind
 from ..model.plan import Device, Plan, estimate, write_plan
@@ -434,11 +435,9 @@ def runner_argv(plan: Plan, directory: Path, sealed: Path | None = None, module:
     The runner's command line, which ends with its parent. sealed: the file of a plan of one block, for a guest that
     nothing of this machine reaches. module: another runner.
     """
-    # SIGTERM makes it tear down; setpriv, because a killed parent can send nothing.
-    guard = ["setpriv", "--pdeathsig", "TERM", "--"]
     module = module or plan.suite.engine.runner
-    if not plan.emulated:
-        return [*guard, sys.executable, "-m", module, str(directory / "plan.json")]
+    if not plan.emulated:  # SIGTERM makes it tear down
+        return [*WITH_PARENT, sys.executable, "-m", module, str(directory / "plan.json")]
     assert paths.CHECKOUT is not None  # prepare_lab() has said so
     size = max(0 if plan.model else LAB_DISK_BYTES, *(plan.used_bytes(name) for name in plan.devices))
     runs = plan.profile.max_repetitions / plan.profile.repetitions
@@ -453,7 +452,7 @@ def runner_argv(plan: Plan, directory: Path, sealed: Path | None = None, module:
         lab += ["--seed", str(plan.entries[0].seed), "--sealed", "--given", f"plan.json={sealed}"]
     lab += ["--disk-size", f"{-(-size >> 30)}G", "--", "env", "PYTHONPATH=/userblk/python"]
     words = ["--hand-over", str(PORT)] if sealed else []
-    return [*guard, *lab, "python3", "-m", module, *words, "/results/plan.json"]
+    return [*WITH_PARENT, *lab, "python3", "-m", module, *words, "/results/plan.json"]
 
 
 class RunnerProcess:

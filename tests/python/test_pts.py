@@ -7,6 +7,9 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ from loops import MIB, loop
 from runner_process import finish, said, start
 from userblk.analysis import pts, report
 from userblk.harness.engines import rounds
+from userblk.harness.machine.teardown import start_time
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, estimate, make_plan, write_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing.warmup import settled
+from waiting import wait_until
 
 SIZE = 64 * MIB
 LIMITS = {"dirty_bytes": 8 << 20, "dirty_background_bytes": 4 << 20}  # as of other campaigns on the machine
@@ -81,6 +86,25 @@ def test_what_never_becomes_steady_says_so(tmp_path: Path, monkeypatch: pytest.M
     found = repeat(tmp_path, [100, 200, 100, 200, 100, 200], 6, monkeypatch)
     assert len(found.settings["rounds_kops"]) == 6 and found.warm_up.steady is False
     assert "after 6 rounds" in found.warm_up.reason
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_round_does_not_outlive_its_program(tmp_path: Path, number: signal.Signals) -> None:
+    """Which gets SIGTERM if the runner is killed: fio went on writing until its round was over."""
+    pid = tmp_path / "pid"
+    program = tmp_path / "fio"
+    program.write_text(f"#!/bin/sh\necho $$ > {pid}.new\nmv {pid}.new {pid}\nexec sleep 600\n")
+    program.chmod(0o755)
+    words = [sys.executable, "-m", rounds.__name__, "--most=1", "--window=1", f"--output={tmp_path / rounds.FILE}"]
+    with subprocess.Popen([*words, "--", str(program)]) as running:
+        wait_until("the round runs", pid.exists)
+        running.send_signal(number)
+    child = int(pid.read_text())
+    try:
+        wait_until("the round has ended", lambda: not start_time(child))
+    finally:
+        if start_time(child):
+            os.kill(child, signal.SIGKILL)
 
 
 def plan_of(device: str, confirm: str, round_s: float = 60, **changes: Any) -> Plan:
