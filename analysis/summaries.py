@@ -273,6 +273,8 @@ def _kind(environment: Mapping[str, Any]) -> str:
     try:
         devices = {name: (one["model"], one.get("firmware")) for name, one in environment["devices"].items()}
         memory = round(environment["memory_bytes"] / 2**30)
+        if not environment["packages"]:  # of a package manager that userblk does not know
+            return ""
         same = [*(environment[name] for name in SAME), environment.get("userblk")]
         return json.dumps([memory, devices, *same], sort_keys=True)
     except (LookupError, TypeError, AttributeError):

@@ -23,6 +23,12 @@ PACKAGES = (
     "fio", "nbdkit", "nbd-client", "tcmu-runner", "libfuse3-3", "libfuse3-4", "liburing2", "e2fsprogs", "util-linux",
     "smartmontools", "nvme-cli", "qemu-utils", "qemu-system-x86", "s3backer",
 )  # fmt: skip
+# How each package manager shows "NAME VERSION" of those that are installed, and of some with a name of its own.
+VERSIONS = (
+    ("dpkg-query", "-W", "-f", "${Package} ${Version}\n"),
+    ("rpm", "-q", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n", "nbd", "fuse3-libs", "liburing", "qemu-system-x86-core"),
+    ("pacman", "-Q", "nbd", "fuse3", "liburing", "qemu-base"),
+)
 CPU = Path("/sys/devices/system/cpu")
 LOAD_LIMIT = 0.5  # of processes that run, before the first run
 HOT = 5.0  # K below the temperature at which a device throttles
@@ -59,9 +65,12 @@ def meminfo() -> dict[str, int]:
 
 
 def _versions() -> dict[str, str]:
-    output = _run("dpkg-query", "-W", "-f", "${Package} ${Version}\n", *PACKAGES)
-    pairs = (line.split() for line in output.splitlines())
-    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+    """By the first package manager that has any of them."""
+    for command in VERSIONS:
+        pairs = (line.split() for line in _run(*command, *PACKAGES).splitlines())
+        if found := {pair[0]: pair[1] for pair in pairs if len(pair) == 2}:
+            return found
+    return {}
 
 
 def _each_cpu(name: str) -> str:

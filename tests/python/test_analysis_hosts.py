@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from command_line import userblk
 from made_up import summary
 from synthetic import ENVIRONMENT, make_campaign
@@ -139,8 +140,10 @@ def test_what_was_measured_twice_counts_once(tmp_path: Path) -> None:
     assert {cell.host for cell in measured} == {"other"}
 
 
-def test_unknown_machines_are_not_pooled(tmp_path: Path) -> None:
-    campaign = read_campaign(several_hosts(tmp_path, {"one": ("", {}), "other": ("", {})}))
+@pytest.mark.parametrize("machine", [{}, {**MACHINE, "packages": {}}])
+def test_unknown_machines_are_not_pooled(tmp_path: Path, machine: dict[str, Any]) -> None:
+    """Nor those whose programs may have any version."""
+    campaign = read_campaign(several_hosts(tmp_path, {"one": ("", machine), "other": ("", machine)}))
     assert {run.host for run in campaign.runs} == {"one", "other"}
 
 

@@ -193,3 +193,27 @@ def test_a_machine_without_os_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "_os_release_candidates", ("/nowhere/os-release",))
     monkeypatch.setattr(platform, "_os_release_cache", None)
     assert environment.snapshot()["distribution"] == ""
+
+
+@pytest.mark.parametrize(
+    ("manager", "script", "found"),
+    [
+        (
+            "rpm",
+            'case $3 in "%{NAME} %{VERSION}-%{RELEASE}\\n") ;; *) exit 2 ;; esac\n'
+            "echo fio 3.36-1.fc40; echo package tcmu-runner is not installed; exit 1",
+            {"fio": "3.36-1.fc40"},
+        ),
+        ("pacman", 'echo fio 3.38-1; echo "error: package was not found" >&2; exit 1', {"fio": "3.38-1"}),
+    ],
+    ids=["rpm", "pacman"],
+)
+def test_packages_of_machines_without_dpkg(
+    manager: str, script: str, found: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed campaign said nothing of their upgrades."""
+    program = tmp_path / manager
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert snapshot()["packages"] == found
