@@ -61,6 +61,8 @@ def load_costs(directory: Path) -> list[Cost]:
             cell = tuple(str(summary[name]) for name in ("host", "suite", "device", "workload", "system"))
             for name, value in (summary.get("costs") or {}).items() if summary["valid"] else ():
                 samples[(*cell, str(name))].append(float(value))
+        except FileNotFoundError:
+            continue  # it is being made again
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SummaryError(f"{file}: not a summary: {type(error).__name__} {error}") from None
     found = []

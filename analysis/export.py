@@ -10,7 +10,7 @@ from typing import Any
 from userblk.harness.observing.histogram import TAIL, tail_metric
 
 from .statistics import Interval
-from .summaries import Campaign, Run, changes_of, missing_of
+from .summaries import Campaign, Run, changes_of, lost_of, missing_of
 from .table import METRICS_BY_ID, Table
 
 SCHEMA = 1  # of the JSON, configs/export.schema.json
@@ -127,7 +127,7 @@ def as_json(campaign: Campaign, tables: Sequence[Table]) -> dict[str, Any]:
         "created": campaign.created,
         "seed": campaign.seed,
         "changes": list(changes_of(campaign.directory)),
-        "missing": list(missing_of(campaign.directory)),
+        "missing": [*missing_of(campaign.directory), *lost_of(campaign.directory)],
         "choices": [*campaign.block_choices, *campaign.choices],
         "runs": runs,
         "cells": cells,

@@ -30,7 +30,7 @@ from .render import signed, unit_text
 from .report import Report
 from .statistics import Interval
 from .suites import reports_of
-from .summaries import Campaign, Run, SummaryError, campaign_warnings, lab_banner, missing_of
+from .summaries import Campaign, Run, SummaryError, campaign_warnings, lab_banner, lost_of, missing_of
 from .table import CONTROL, DEVICES, METRICS, NATIVE, PAPERS, SYSTEMS, Mark, Table, control
 from .tabulate import make_tables, tail_table
 
@@ -240,7 +240,11 @@ def _steadiness(campaign: Campaign) -> str:
 
 def _summary(campaign: Campaign, tables: Sequence[Table], besides: Sequence[PaperComparison]) -> list[str]:
     valid = sum(run.valid for run in campaign.runs)
-    lines = [f"{len(campaign.runs):,} runs, {valid:,} of them valid.", *missing_of(campaign.directory)]
+    lines = [
+        f"{len(campaign.runs):,} runs, {valid:,} of them valid.",
+        *missing_of(campaign.directory),
+        *lost_of(campaign.directory),
+    ]
     if not tables:
         return lines
     cells = [cell for table in tables for key, cell in table.cells.items() if key[2] not in (NATIVE, CONTROL)]

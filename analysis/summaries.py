@@ -238,9 +238,21 @@ def missing_of(directory: Path) -> tuple[str, ...]:
     return (f"{NOT_MEASURED} {', '.join(named[:LISTED])}{more}.",) if named else ()
 
 
+def lost_of(directory: Path) -> tuple[str, ...]:
+    """A line with the runs that are marked as done and have no summary, so that no table has them; () without any."""
+    lost = []
+    for path in map(Path, _run_directories(str(directory), DEPTH)):
+        # Looked at again: what is made again meanwhile loses DONE first.
+        if not (path / "summary.json").exists() and (path / "DONE").exists():
+            lost.append(str(path.relative_to(directory)))
+    more = f" and {len(lost) - LISTED} more" * (len(lost) > LISTED)
+    named = f"{', '.join(lost[:LISTED])}{more}"
+    return (f"LOST: summary.json of {named}; repeat it with: userblk resume",) if lost else ()
+
+
 def notes_of(directory: Path) -> tuple[str, ...]:
     """Notes of a campaign, for below each of its tables."""
-    return (*missing_of(directory), *changes_of(directory))
+    return (*missing_of(directory), *lost_of(directory), *changes_of(directory))
 
 
 def changes_of_all(campaigns: Iterable[Campaign]) -> tuple[str, ...]:
@@ -304,6 +316,8 @@ def load_campaign(directory: Path) -> list[Run]:
         try:
             with open(file, encoding="utf-8") as stream:
                 summary = json.load(stream)
+        except FileNotFoundError:
+            continue  # it is being made again, or lost_of() names it
         except OSError as error:
             raise SummaryError(f"{file}: {error.strerror}") from None
         except ValueError as error:

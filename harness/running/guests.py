@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ from .runner import (
     EXIT_NOTHING,
     EXIT_PARTLY,
     EXIT_USAGE,
+    clear,
     differences,
     exit_code,
     mark_done,
@@ -160,9 +160,7 @@ class Guests:
         """From its beginning: with some of its runs left out the others would find another machine."""
         plan = self._plan.of_block(block)
         for old in (*self._brought_up(block), *(self._directory / plan.directory(entry) for entry in plan.entries)):
-            if old.is_dir():
-                (old / "DONE").unlink(missing_ok=True)  # first: half of a run must not count
-                shutil.rmtree(old)
+            clear(old)
         blocks = self._directory / "blocks"
         blocks.mkdir(exist_ok=True)
         given = write_plan(plan, blocks, f"{block}.json")

@@ -450,7 +450,7 @@ class Runner:
         """Announce a run and make its directory, empty."""
         directory = self.directory / self.plan.directory(entry)
         self.check_space()
-        shutil.rmtree(directory, ignore_errors=True)
+        clear(directory)
         directory.mkdir(parents=True)
         self.emit(
             "entry-start",
@@ -653,6 +653,13 @@ def stop_if_device_failed(summary: Mapping[str, Any]) -> None:
         failed = WRITE_BACK_FAILED in problem or problem.startswith(fio.REPORTS_ERROR)
         if failed and not problem.endswith(FULL):
             raise Stopped(f"{summary['device']}: the device fails: {problem}; look at the kernel's log (dmesg)")
+
+
+def clear(directory: Path) -> None:
+    """Nothing stays of a run, if there is one; DONE goes first: half of a run must not count."""
+    if directory.is_dir():
+        (directory / "DONE").unlink(missing_ok=True)
+        shutil.rmtree(directory)
 
 
 def mark_done(directory: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 from made_up import made_up, run, runs, summary
 from rich.console import Console
 from userblk.analysis import render
+from userblk.analysis.costs import load_costs
 from userblk.analysis.papers import load_paper
 from userblk.analysis.statistics import Interval
-from userblk.analysis.summaries import Run, SummaryError, load_campaign, run_from_summary
+from userblk.analysis.summaries import Run, SummaryError, load_campaign, notes_of, run_from_summary
 from userblk.analysis.table import (
     FILE_WORKLOADS,
     FILES,
@@ -289,6 +290,18 @@ def test_only_finished_runs_are_read(tmp_path: Path) -> None:
     store(tmp_path, summary(repetition=2), done=False)
     (tmp_path / "blocks/0.1/commands").mkdir(parents=True)
     assert [one.repetition for one in load_campaign(tmp_path)] == [1]
+
+
+def test_a_run_that_lost_its_summary_is_named(tmp_path: Path) -> None:
+    """As a killed `userblk resume` could leave it; no table could be made of the others."""
+    store(tmp_path, summary())
+    assert notes_of(tmp_path) == ()
+    store(tmp_path, summary(repetition=2))
+    lost = tmp_path / "nowhere/sata/bdus-block/native/seq-read-1th-4k/2"
+    (lost / "summary.json").unlink()
+    assert [one.repetition for one in load_campaign(tmp_path)] == [1] and load_costs(tmp_path) == []
+    (line,) = notes_of(tmp_path)
+    assert line == f"LOST: summary.json of {lost.relative_to(tmp_path)}; repeat it with: userblk resume"
 
 
 def test_null_and_infinite_metrics_are_no_values() -> None:

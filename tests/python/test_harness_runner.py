@@ -14,10 +14,12 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from interrupted import interrupts, spawn_and_interrupt
 from loops import loop, run, small_tmpfs
+from made_up import small_plan
 from runner_process import MEMORY, SIZE, WORKLOADS, finish, fio_on, plan_for, read_until, said, start, summaries
 from userblk import __version__
 from userblk.analysis.summaries import load_campaign
@@ -292,6 +294,24 @@ def test_a_clock_that_is_set_during_a_run_costs_a_warning(
     (summary,) = summaries(tmp_path / "c").values()
     assert "clock: it was set by +100.0 s during the run" in summary["warnings"]  # type: ignore[operator]
     assert summary["metrics"]["cpu_percent"] > 0  # type: ignore[index]
+
+
+def test_what_is_made_again_no_longer_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a part of it is removed: `userblk table` may look at it, or the runner be killed, meanwhile."""
+    plan = small_plan()
+    directory = tmp_path / plan.directory(plan.entries[0])
+    directory.mkdir(parents=True)
+    (directory / "DONE").touch()
+    counted = []
+    rmtree = shutil.rmtree
+
+    def remove(path: Path, *options: Any, **more: Any) -> None:
+        counted.append((directory / "DONE").exists())
+        rmtree(path, *options, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    Runner(plan, tmp_path).begin(plan.entries[0])
+    assert counted == [False] and list(directory.iterdir()) == []
 
 
 @pytest.mark.parametrize("engine", ["libaio", "io_uring"])
