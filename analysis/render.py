@@ -290,10 +290,11 @@ def csv_wide(tables: Sequence[Table], ci: bool = False) -> str:
                 for metric, system in columns
             ]
             if ci:
-                values += [
-                    half_text(table, metric, system, table.cell(device, workload, system, metric)).lstrip("±")
+                texts = (
+                    half_text(table, metric, system, table.cell(device, workload, system, metric))
                     for metric, system in columns
-                ]
+                )
+                values += [text.removeprefix(NO_INTERVAL).removeprefix("±") for text in texts]
             writer.writerow([DEVICES.get(device, device), workload, *values] + [table.title] * placed)
     return out.getvalue()
 

@@ -218,6 +218,14 @@ def test_wide_csv_says_where_it_was_measured() -> None:
     assert records[0]["tput_kops_native"] == "1246.85" and records[0]["tput_kops_nbdkit"] == "+20.0"
 
 
+def test_wide_csv_has_numbers_only() -> None:
+    """The difference to a native of one run has no interval; a program that reads the column stumbled over `?`."""
+    table = make_table(runs("native", [10.0]) + runs("nbdkit", [8.0, 8.1]))
+    (record,) = csv.DictReader(io.StringIO(render.csv_wide([table], ci=True)))
+    halves = {name: text for name, text in record.items() if name.endswith("_half")}
+    assert len(halves) == 6 and set(halves.values()) == {""}
+
+
 def test_long_csv_keeps_every_digit() -> None:
     table = make_table(made_up())
     records = list(csv.DictReader(io.StringIO(render.csv_long([table]))))
