@@ -233,8 +233,7 @@ def prepare_by(argv: Sequence[str], recorder: Recorder, memory: Memory, running:
     process: Process | None = None
     try:
         with held():
-            process = recorder.spawn(argv)
-        memory.add(process.pid)
+            process = recorder.spawn(argv, first=memory.joined)
         while not process.wait(POLL_S):
             if running.server_died():
                 running.fail_io()

@@ -78,8 +78,7 @@ class Server:
         argv = [server_program("postgres"), "-D", str(self.data), "-k", str(self.socket), "-p", str(PORT)]
         for setting in ("listen_addresses=", "unix_socket_permissions=0700", f"fsync={'on' if self.fsync else 'off'}"):
             argv += ["-c", setting]
-        server = recorder.spawn(as_user(argv), teardown=run.teardown)
-        memory.add(server.pid)
+        server = recorder.spawn(as_user(argv), teardown=run.teardown, first=memory.joined)
         await_up("the PostgreSQL server is not ready", self.ready, server)
         return server
 

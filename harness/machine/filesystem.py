@@ -131,6 +131,9 @@ def remove_cgroup(path: str) -> None:
             time.sleep(0.05)
 
 
+JOIN = 'echo $$ >"$0" && exec "$@"'
+
+
 @dataclass(frozen=True)
 class Memory:
     """The memory of a run's processes: of a control group, or of the machine if cgroup is None."""
@@ -138,8 +141,13 @@ class Memory:
     cgroup: Path | None
     limit: int
 
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """Words before a command that runs in it: what the command starts, however soon, is then in it as well."""
+        return ("sh", "-c", JOIN, str(self.cgroup / "cgroup.procs")) if self.cgroup else ()
+
     def add(self, pid: int) -> None:
-        """A process that has just been started; its children come with it."""
+        """A process that is of others to start; what it started before stays outside."""
         if self.cgroup:
             with suppress(ProcessLookupError):  # it has ended
                 (self.cgroup / "cgroup.procs").write_text(str(pid))

@@ -117,14 +117,15 @@ class Recorder:
         *,
         teardown: Teardown | None = None,
         environment: Mapping[str, str] | None = None,
+        first: Sequence[str] = (),
     ) -> Process:
         """Start a command in its own process group; it gets SIGTERM when this process dies, even by SIGKILL.
 
         teardown: note there that it has to be ended; None: as for all commands of this recorder. environment: beside
-        what there is; it is not recorded. If this raises, also Interrupted, nothing runs: a caller that ends the
-        command takes it inside held().
+        what there is; it is not recorded. first: words of what becomes the command once it has done something. If this
+        raises, also Interrupted, nothing runs: a caller that ends the command takes it inside held().
         """
-        full = [*WITH_PARENT, *argv]
+        full = [*WITH_PARENT, *first, *argv]
         record, out, err = self._record(Path(argv[0]).name, full)
         process: Process | None = None
         try:

@@ -181,8 +181,6 @@ def watch(process: Process, job: Job, running: Running, origin: float) -> tuple[
     first_io = 0.0
     limit = time.monotonic() + job.seconds + FLUSH_PATIENCE
     try:
-        if job.memory:
-            job.memory.add(process.pid)
         while process.poll() is None:
             time.sleep(POLL_S)
             job.disturb(time.monotonic() - origin)
@@ -306,7 +304,7 @@ class Measurement:
             process: Process | None = None
             try:
                 with on_cpus(run.plan.pin_client), held():
-                    process = recorder.spawn(argv)
+                    process = recorder.spawn(argv, first=job.memory.joined if job.memory else ())
                 problems, first_io = watch(process, job, run.running, origin)
                 ended = time.monotonic()
             finally:

@@ -7,16 +7,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loops import LIMIT, MIB, loop
+from userblk.harness.engines.flow import prepare_by
 from userblk.harness.machine import filesystem, teardown
-from userblk.harness.machine.blockdev import identify
+from userblk.harness.machine.blockdev import BlockDevice, identify
 from userblk.harness.machine.filesystem import FileSystemError, limit_memory, make_ext4, mount_ext4, mounted_type
 from userblk.harness.machine.mounts import mounts_of
-from userblk.harness.machine.subprocesses import CommandError, Recorder
+from userblk.harness.machine.subprocesses import CommandError, Process, Recorder
 from userblk.harness.machine.teardown import Teardown, recover
+from userblk.harness.systems import Running
+from waiting import wait_until
 
 SIZE = 64 * MIB
 
@@ -131,6 +136,36 @@ def test_memory_is_limited() -> None:
     finally:
         undo.unwind()
     assert not memory.cgroup.exists()
+
+
+def test_what_a_command_starts_at_once_is_limited_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even before this process goes on: it was put into the group by then, without its children."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    spawn, groups = Recorder.spawn, tmp_path / "groups"
+
+    def later(recorder: Recorder, argv: Sequence[str], **options: Any) -> Process:
+        process = spawn(recorder, argv, **options)
+        wait_until("it has a child", groups.exists)
+        return process
+
+    monkeypatch.setattr(Recorder, "spawn", later)
+    show = "cat /proc/self/cgroup > $0.new; mv $0.new $0"
+    recorder, undo = Recorder(tmp_path / "r"), Teardown()
+    try:
+        try:
+            memory = limit_memory(64 * MIB, False, undo)
+        except FileSystemError as error:
+            pytest.skip(f"kernel: {error}")
+        assert memory.cgroup is not None
+        none = BlockDevice("/dev/none", "none", "none", 0, 0, 512, False, "")
+        argv = ["env", "sh", "-c", f"({show}) & wait", str(groups)]
+        process = prepare_by(argv, recorder, memory, Running(none), LIMIT)
+        assert f"/{memory.cgroup.name}\n" in groups.read_text()
+        recorded = process.record["argv"]
+        assert process.record["name"] == "env" and isinstance(recorded, list) and recorded[-len(argv) :] == argv
+    finally:
+        undo.unwind()
 
 
 def test_the_guest_is_its_own_limit() -> None:

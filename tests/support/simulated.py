@@ -14,7 +14,7 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,7 +275,7 @@ class World:
                 self.directory = directory
                 directory.mkdir(parents=True, exist_ok=True)
 
-            def spawn(self, argv: list[str]) -> Process:
+            def spawn(self, argv: list[str], first: Sequence[str]) -> Process:
                 return world.spawn(self.directory, argv)
 
             def run(self, argv: list[str], timeout: float) -> str:
