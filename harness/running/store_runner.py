@@ -199,7 +199,9 @@ class StoreRunner(Runner):
                 else self.on_device(entry, workload, served, directory)
             )
             started = now()
-            with Sampler([], served.server.pid, profile.interval_ms / 1e3) as sampler:
+            with ExitStack() as sampling:
+                sampler = Sampler([], served.server.pid, profile.interval_ms / 1e3, to_end=served.flush_by_end)
+                sampling.enter_context(sampler)
                 others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()
                 ahead = time.time() - origin
@@ -218,19 +220,10 @@ class StoreRunner(Runner):
                     if process:
                         process.end()
                 ended = time.monotonic()
-            if died := served.server.poll() is not None:
-                problems.append(SERVER_DIED)
-            if process.poll():
-                problems.append(process.fate())
-            problems += job.close()
-            try:
-                served.stop()
-            except BringUpError as error:
-                if died or not problems:
-                    raise
-                problems.insert(0, str(error))
-            del problems[1:]  # which, as what the results say, follows from the first
-            later = time.monotonic() - ended if served.flush_by_end else 0.0
+                if not served.flush_by_end:
+                    sampling.close()
+                problems = self.end(served, process, job, problems)
+                later = time.monotonic() - ended if served.flush_by_end else 0.0
         finally:
             recorder.save()
         sampler.write_csv(directory / "samples.csv", origin)
@@ -272,6 +265,25 @@ class StoreRunner(Runner):
             "settings": settings | {job.engine: {"version": version, **more}},
             "device_used": {"path": served.target[-1], "size": size},
         }
+
+    def end(self, served: Served, process: Process, job: Load, known: Sequence[str]) -> list[str]:
+        """
+        End the server of a workload that has ended. Returns the first of what went wrong, also of what is known: the
+        rest follows from it, as does what the results say.
+        """
+        problems = list(known)
+        if died := served.server.poll() is not None:
+            problems.append(SERVER_DIED)
+        if process.poll():
+            problems.append(process.fate())
+        problems += job.close()
+        try:
+            served.stop()
+        except BringUpError as error:
+            if died or not problems:
+                raise
+            problems.insert(0, str(error))
+        return problems[:1]
 
     def on_device(self, entry: Entry, workload: Workload, served: Served, directory: Path) -> Load:
         """fio on the volume."""

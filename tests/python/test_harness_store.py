@@ -364,6 +364,43 @@ def test_writes_last_until_their_flush_not_until_fio_has_ended(tmp_path: Path) -
     assert load.parse(tmp_path / "fio.json", workload, 1.0).duration_s == pytest.approx(found.duration_s + 1)
 
 
+UPLOADS = """
+import pathlib, signal, sys, time
+def end(*_):
+    while time.process_time() < 1.5: pass
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(sys.argv[1]).touch()
+while True: signal.pause()
+"""
+
+
+def test_cpu_time_until_all_is_stored_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As throughput does. What s3backer took for its uploads after fio's end was left out."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    plan = plan_of(systems=("s3backer-file",))
+    write_plan(plan, tmp_path)
+    runner = store_runner.StoreRunner(plan, tmp_path)
+
+    def start(*_: object) -> Served:
+        mark, ready = runner.teardown.mark(), tmp_path / "ready"
+        argv = [sys.executable, "-c", UPLOADS, str(ready)]
+        server = Recorder(tmp_path / "server").spawn(argv, teardown=runner.teardown)
+        wait_until("the server is ready", ready.exists, LIMIT)
+        return Served(["disk"], server, runner.teardown, mark, flush_by_end=True)
+
+    def parse(later: float) -> StoreResult:
+        return StoreResult(1.0, 4.0, 5.0, 0.1 + later, "1", ())
+
+    monkeypatch.setattr(runner, "start", start)
+    monkeypatch.setattr(runner, "on_device", lambda *_: store_runner.Load("fio", ["sleep", "0.2"], 0.0, parse))
+    runner.run_one(plan.entries[0], plan.systems["s3backer-file"], None, "0.1")
+    summary = json.loads((tmp_path / plan.directory(plan.entries[0]) / "summary.json").read_text())
+    assert summary["valid"], summary["invalid"]
+    assert 1 < summary["metrics"]["server_cpu_percent"] * summary["duration_s"] / 100 < 2
+
+
 # ---- on a file system -------------------------------------------------------------------
 
 
