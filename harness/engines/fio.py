@@ -246,6 +246,7 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
         bins = {int(name): count for name, count in side.get("clat_ns", {}).get("bins", {}).items()}
         logged = None if cuts_ramp(workload, profile) else operations  # which count what came after the log
         intervals = series(path.with_name(IOPS_LOG), length, waiting, logged)
+        told = len(_threads(path.with_name(IOPS_LOG)))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise WorkloadError(f"{path.name} cannot be read: {error}") from None
     if cuts_ramp(workload, profile):
@@ -265,6 +266,10 @@ def parse(path: Path, workload: Workload, profile: Profile) -> Result:
     elif seconds < 0.9 * profile.runtime_s:
         warnings.append(f"early end: the area was finished after {seconds:.1f} s of {profile.runtime_s:g} s")
     warm_up = warmup.find(intervals, profile.fixed_warm_up)
+    if told not in (0, workload.threads):  # one began its log after another had ended its own, or has none
+        reason = f"the log shows {told} of {workload.threads} threads"
+        warnings.append(f"threads: {reason}, so that no warm-up was cut")
+        warm_up = dataclasses.replace(warm_up, cut_s=0.0, steady=None, reason=reason)
     early = [one for one in intervals if one.start < warm_up.cut_s]
     before = min(operations, sum(one.operations for one in early))
     left, span = operations - before, (seconds - warm_up.cut_s) or 1.0

@@ -18,6 +18,7 @@ from userblk.harness.engines import failover, fio, replay, store
 from userblk.harness.model.config import Workload, load_profile
 
 READ = Workload("rand-read-16th-4k", "randread", 16, 4096)
+ONE = Workload("rand-read-1th-4k", "randread", 1, 4096)
 QUICK = load_profile("quick")
 
 
@@ -37,7 +38,7 @@ def parse(tmp_path: Path, value: object) -> fio.Result:
     (tmp_path / "fio.json").write_text(json.dumps(value))
     if not (tmp_path / fio.IOPS_LOG).exists():
         write_log(tmp_path, [(100 * i, 2000) for i in range(1, 21)])
-    return fio.parse(tmp_path / "fio.json", READ, QUICK)
+    return fio.parse(tmp_path / "fio.json", ONE, QUICK)
 
 
 def test_figures(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_threads_that_go_on_alone_after_the_end_are_no_load(tmp_path: Path) -> N
     """Write-back held one of 16 for 0.4 s beyond the runtime: the operations are of the time that all had."""
     result = parse(tmp_path, report(runtime=2400))
     assert (result.throughput_kops, result.latency_us, result.duration_s) == (2, 250, 2)
-    deep = dataclasses.replace(READ, depth=8)  # for the whole time, and its flush is part of it
+    deep = dataclasses.replace(ONE, depth=8)  # for the whole time, and its flush is part of it
     assert fio.parse(tmp_path / "fio.json", deep, QUICK).throughput_kops == pytest.approx(4 / 2.4)
 
 
@@ -88,8 +89,27 @@ def test_the_warm_up_is_left_out_of_the_figures(tmp_path: Path) -> None:
     assert result.throughput_kops == pytest.approx(2) and result.latency_us == pytest.approx(250)
     assert result.throughput_mbps == pytest.approx(8.192)
     fixed = dataclasses.replace(QUICK, fixed_warm_up=True)
-    kept = fio.parse(tmp_path / "fio.json", READ, fixed)
+    kept = fio.parse(tmp_path / "fio.json", ONE, fixed)
     assert kept.warm_up.cut_s == 0 and kept.throughput_kops == pytest.approx(1.7)
+
+
+def test_threads_that_cannot_be_told_apart_cost_a_warning(tmp_path: Path) -> None:
+    """
+    One thread's part was done before the other had its first line, which the log does not show: in what seemed to be
+    one thread, what the first did was taken for a warm-up.
+    """
+    two = dataclasses.replace(READ, threads=2)
+    slow, fast = [(100 * i, 500) for i in range(1, 5)], [(100 * i, 2000) for i in range(5, 21)]
+    value = report()
+    write_log(tmp_path, slow, fast)
+    (tmp_path / "fio.json").write_text(json.dumps(value))
+    result = fio.parse(tmp_path / "fio.json", two, QUICK)
+    line = "threads: the log shows 1 of 2 threads, so that no warm-up was cut"
+    assert (result.warnings, result.problems, result.warm_up.steady) == ((line,), (), None)
+    assert (result.warm_up.cut_s, result.operations, result.duration_s) == (0, 4000, 2)
+    write_log(tmp_path, [*slow, *fast], [*slow, *fast])
+    result = fio.parse(tmp_path / "fio.json", two, QUICK)
+    assert (result.warnings, result.warm_up.cut_s) == ((), 0.4)
 
 
 def test_writers_in_virtual_time_are_measured_in_one_window(tmp_path: Path) -> None:
@@ -134,7 +154,7 @@ def test_a_clock_that_is_set_during_a_run_moves_nothing(tmp_path: Path, monkeypa
     write_log(tmp_path, [(100 * i, 1000) for i in range(1, 21)])
     set_forward = time.time() + 3600
     monkeypatch.setattr(time, "time", lambda: set_forward)
-    assert fio.parse(tmp_path / "fio.json", READ, QUICK).begin(ahead) == pytest.approx(began, abs=0.01)
+    assert fio.parse(tmp_path / "fio.json", ONE, QUICK).begin(ahead) == pytest.approx(began, abs=0.01)
 
 
 def test_the_series_adds_threads_up(tmp_path: Path) -> None:
