@@ -73,14 +73,24 @@ class OtherLoad:
         return max(0.0, 100.0 * ticks / self._tick / seconds) if seconds > 0 else 0.0
 
 
-KERNEL_THREADS = 2  # their parent's pid
+KTHREADD = 2  # the parent of the kernel's threads
+
+
+def _kernel_threads() -> set[int]:
+    """Their parent, where it is seen: in a container the process of that number is a program."""
+    try:
+        program = Path(f"/proc/{KTHREADD}/cmdline").read_bytes()
+    except OSError:
+        return set()
+    parent, _ = _process_ticks().get(KTHREADD, (KTHREADD, 0))
+    return set() if program or parent else {KTHREADD}
 
 
 class OtherPrograms:
     """CPU time of all programs but ours and their descendants, 100 = one CPU; not of the kernel's threads."""
 
     def __init__(self, ours: Collection[int]) -> None:
-        self._ours = frozenset(ours) | {KERNEL_THREADS}
+        self._ours = frozenset(ours) | _kernel_threads()
         self._began = time.monotonic()
         self._ticks = self._now()
 

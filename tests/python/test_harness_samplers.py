@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from loops import LIMIT
 from userblk.harness.observing import samplers
 from userblk.harness.observing.host_load import OtherPrograms
 from userblk.harness.observing.samplers import TICKS, Sample, Sampler, at, use_between
@@ -135,6 +136,29 @@ def test_what_other_programs_take_during_a_run() -> None:
         finally:
             program.kill()
     assert others - ours > 50 * used / took  # half of what it took, on a machine that others use as well
+
+
+IN_A_CONTAINER = """
+import os, time
+from userblk.harness.observing.host_load import OtherPrograms
+from userblk.harness.observing.samplers import read_server
+assert open("/proc/2/cmdline").read().startswith("sh\\0")
+others, began, before = OtherPrograms([os.getpid()]), time.monotonic(), read_server(2)
+while read_server(2) < before + 0.5:
+    time.sleep(0.1)
+print(others.percent() / 100 * (time.monotonic() - began))
+"""
+
+
+def test_the_second_program_of_a_container_counts() -> None:
+    """Elsewhere the process of that number is the parent of the kernel's threads."""
+    spins = f'sh -c "while :; do :; done" & {sys.executable} -c "$0"; exit $?'
+    argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", spins, IN_A_CONTAINER]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT, check=False)
+    if done.stderr.startswith("unshare"):
+        pytest.skip("needs root")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) > 0.25
 
 
 def test_milliseconds_of_a_disk_that_begin_again() -> None:
