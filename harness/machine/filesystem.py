@@ -8,7 +8,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 from ..observing.environment import meminfo
 from .blockdev import BlockDevice
 from .interrupt import held
-from .mounts import mounts_of
+from .mounts import lines_of, mounts_of
 from .subprocesses import Recorder
 from .teardown import PATIENCE, RUN, Teardown, TeardownError, undo
 
@@ -175,6 +175,42 @@ class Memory:
             if any(line.split()[0] == "oom_kill" and int(line.split()[1]) for line in lines):
                 return [f"the kernel killed a process: {self.limit} bytes of memory were not enough"]
         return []
+
+
+# In version 2 and in version 1: the files with a group's limit and use, and lines of memory.stat: cached files.
+LIMITS = (
+    ("memory.max", "memory.current", ("active_file", "inactive_file")),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
+
+
+def _own_groups() -> Iterator[Path]:
+    """The memory control groups of this process: its own and those above, as far as a container shows them."""
+    points = {}
+    for mount in mounts_of():
+        if mount.kind == "cgroup2" or (mount.kind == "cgroup" and "memory" in mount.options):
+            points[mount.kind] = Path(mount.point)
+    for line in lines_of(Path("/proc/self/cgroup")):
+        _, controllers, path = line.split(":", 2)
+        point = points.get("cgroup" if controllers else "cgroup2")
+        if point and controllers in ("", "memory"):
+            own = point / path.lstrip("/")
+            yield from (one for one in (own, *own.parents) if one.is_relative_to(point))
+
+
+def _left(group: Path) -> int | None:
+    """Bytes that a group may still take, what is cached of files included; None: it has no limit."""
+    for limit, used, cached in LIMITS:
+        if (group / limit).exists() and (most := (group / limit).read_text().strip()) != "max":
+            pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+            can_go = sum(int(value) for name, value in pairs if name in cached)
+            return int(most) - int((group / used).read_text()) + can_go
+    return None
+
+
+def left_by_groups() -> int | None:
+    """Bytes of memory that control groups leave to this process and what it starts; None: there is no limit."""
+    return min((left for group in _own_groups() if (left := _left(group)) is not None), default=None)
 
 
 @undo

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..machine import interrupt
 from ..machine.durable import append, sync_tree, write_json
+from ..machine.filesystem import left_by_groups
 from ..model.plan import CellId, Entry, Plan, write_plan
 from ..observing.environment import meminfo
 from .campaign import CAMPAIGN, Event, RunnerProcess, guest_mib, runner_argv
@@ -43,8 +44,10 @@ MIB = 1 << 20
 
 def at_once(plan: Plan) -> int:
     """How many guests of a campaign in virtual time this machine has CPUs and memory for."""
-    room = meminfo()["MemAvailable"] // (guest_mib(plan) * MIB)
-    return max(1, min(len(os.sched_getaffinity(0)), room))
+    memory = meminfo()["MemAvailable"]
+    if (left := left_by_groups()) is not None:
+        memory = min(memory, left)
+    return max(1, min(len(os.sched_getaffinity(0)), memory // (guest_mib(plan) * MIB)))
 
 
 def _guest_at_the_beginning(directory: Path) -> Mapping[str, str]:

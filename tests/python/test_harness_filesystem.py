@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -164,6 +165,29 @@ def test_what_a_command_starts_at_once_is_limited_too(tmp_path: Path, monkeypatc
         assert f"/{memory.cgroup.name}\n" in groups.read_text()
         recorded = process.record["argv"]
         assert process.record["name"] == "env" and isinstance(recorded, list) and recorded[-len(argv) :] == argv
+    finally:
+        undo.unwind()
+
+
+def test_what_a_container_leaves(tmp_path: Path) -> None:
+    """It has less memory than its machine, as its control group says, or one above that."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    code = "from userblk.harness.machine import filesystem; print(filesystem.left_by_groups())"
+    recorder, undo = Recorder(tmp_path / "r"), Teardown()
+    try:
+        try:
+            memory = limit_memory(1 << 30, False, undo)
+        except FileSystemError as error:
+            pytest.skip(f"kernel: {error}")
+        left = int(recorder.run([*memory.joined, sys.executable, "-c", code], timeout=LIMIT))
+        assert 1 << 29 < left < 1 << 30
+        assert memory.cgroup is not None
+        undo.push("remove_cgroup", path=str(memory.cgroup / "below"))
+        (memory.cgroup / "below").mkdir()
+        below = dataclasses.replace(memory, cgroup=memory.cgroup / "below")
+        left = int(recorder.run([*below.joined, sys.executable, "-c", code], timeout=LIMIT))
+        assert 1 << 29 < left < 1 << 30
     finally:
         undo.unwind()
 

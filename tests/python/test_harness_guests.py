@@ -231,12 +231,13 @@ def test_guests_with_files_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> 
     """As many are started as there is room for: those of a suite on file systems have a larger page cache."""
     profile = load_profile("quick", virtual=True)
 
-    def at_once(suite: str, mib: int) -> int:
+    def at_once(suite: str, mib: int, left: int | None = None) -> int:
         plan = make_plan(
             suite=load_suite(suite), profile=profile, systems=[load_system("native")], devices=guests_devices(),
             campaign="c", build="build/trixie", emulated=True, model="cpu-1",
         )  # fmt: skip
         monkeypatch.setattr(guests, "meminfo", lambda: {"MemAvailable": mib << 20})
+        monkeypatch.setattr(guests, "left_by_groups", lambda: left and left << 20)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
         words = guests.runner_argv(plan, Path("/r"), Path("/r/plan.json"))
         assert words[words.index("--memory") + 1] == {"bdus-block": "5120", "bdus-fs": "6144"}[suite]
@@ -244,6 +245,7 @@ def test_guests_with_files_need_more_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert [at_once("bdus-block", mib) for mib in (1000, 10240, 20480)] == [1, 2, 3]
     assert [at_once("bdus-fs", mib) for mib in (1000, 10240, 12288, 20480)] == [1, 1, 2, 3]
+    assert [at_once("bdus-block", 20480, left) for left in (1000, 10240, 30720)] == [1, 2, 3]  # of a container
 
 
 def test_nothing_is_started_where_there_is_no_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
