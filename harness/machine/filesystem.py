@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -61,8 +60,7 @@ def unmount(path: str) -> None:
 def mount_points(teardown: Teardown) -> tuple[Path, Path]:
     """Two new directories until teardown: for the ext4, and for a file system over it."""
     RUN.mkdir(mode=0o755, exist_ok=True)
-    base = Path(tempfile.mkdtemp(prefix="m-", dir=RUN))
-    teardown.push("remove_directory", path=str(base))
+    base = teardown.new_directory("m-", RUN, "remove_directory")
     points = base / "ext4", base / "over"
     for point in points:
         teardown.push("remove_directory", path=str(point))

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,6 +105,13 @@ class Teardown:
         with held():
             self.steps.append((step, arguments))
             self._save()
+
+    def new_directory(self, prefix: str, place: Path, step: str = "remove_tree") -> Path:
+        """One that the step removes."""
+        with held():  # else one might stay of which nothing is noted
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            self.push(step, path=str(path))
+        return path
 
     def push_below(self, device: str, step: str, /, **arguments: str | int) -> None:
         """The same, to be undone once the device is gone, whose removal is noted already; nothing if that is not."""

@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,8 +106,7 @@ class LocalStore:
     """versitygw on a directory of its own below top, latency_ms away; what keep() found, reset() puts back."""
 
     def __init__(self, top: Path, latency_ms: int, recorder: Recorder, teardown: Teardown) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="userblk-store-", dir=top))
-        teardown.push("remove_tree", path=str(self.directory))
+        self.directory = teardown.new_directory("userblk-store-", top)
         self._objects = self.directory / "data" / BUCKET
         self._objects.mkdir(parents=True)
         self._kept = self.directory / "kept"

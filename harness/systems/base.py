@@ -9,7 +9,6 @@ import signal
 import string
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -332,9 +331,7 @@ def await_up(what: str, condition: Callable[[], bool], process: Process | None =
 
 def scratch(teardown: Teardown) -> Path:
     """A directory of ours until teardown; short, since socket paths end at 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="s-", dir=RUN))
-    teardown.push("remove_tree", path=str(path))
-    return path
+    return teardown.new_directory("s-", RUN)
 
 
 def load_modules(names: tuple[str, ...], teardown: Teardown) -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ import pytest
 from interrupted import interrupts, spawn_and_interrupt
 from loops import LIMIT, loop, run, small_tmpfs
 from userblk.harness.engines.flow import prepare_by
-from userblk.harness.machine import teardown
+from userblk.harness.machine import filesystem, teardown
 from userblk.harness.machine.blockdev import BlockDevice, identify
 from userblk.harness.machine.durable import write_json
 from userblk.harness.machine.filesystem import Memory
@@ -33,8 +34,9 @@ from userblk.harness.machine.subprocesses import CommandError, Recorder
 from userblk.harness.machine.teardown import Teardown, TeardownError, recover, start_time
 from userblk.harness.model.config import load_system
 from userblk.harness.running.runner import mark_done
+from userblk.harness.stores.servers import LocalStore
+from userblk.harness.systems import base, nfs, ublk, vduse
 from userblk.harness.systems import loop as loop_system
-from userblk.harness.systems import nfs, ublk, vduse
 from userblk.harness.systems.base import BringUpError, Context, Running
 from userblk.harness.systems.command import detach_at_teardown
 from waiting import wait_until
@@ -383,6 +385,32 @@ def test_an_interrupt_once_a_command_has_started_leaves_no_child(
     recorder = Recorder(tmp_path)
     spawn_and_interrupt(monkeypatch, "sleep")
     assert interrupted_child_ends(begin, recorder)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [base.scratch, filesystem.mount_points, lambda undo: LocalStore(base.RUN, 0, Recorder(base.RUN), undo)],
+    ids=["scratch", "mount points", "store"],
+)
+def test_an_interrupt_as_a_directory_is_made_leaves_none(
+    make: Callable[[Teardown], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not noted yet: nobody ever removed it."""
+    mkdtemp, made = tempfile.mkdtemp, []
+
+    def interrupted(**where: Any) -> str:
+        made.append(mkdtemp(**where))
+        os.kill(os.getpid(), signal.SIGINT)
+        return str(made[0])
+
+    undo = Teardown()
+    for module in (base, filesystem):
+        monkeypatch.setattr(module, "RUN", tmp_path)
+    monkeypatch.setattr(tempfile, "mkdtemp", interrupted)
+    with interrupts(), pytest.raises(Interrupted):
+        make(undo)
+    undo.unwind()
+    assert len(made) == 1 and not Path(made[0]).exists()
 
 
 def test_what_is_replaced_is_kept_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
