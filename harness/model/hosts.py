@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .tables import ConfigError, read, read_file
+from .tables import ConfigError, Table, read, read_file
 
 SSH = ["ssh", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]  # a host that is gone is, after a minute
 
@@ -37,6 +37,14 @@ class Hosts:
     hosts: Sequence[Host]
 
 
+def _path(table: Table, key: str) -> str:
+    """No shell of a host's expands it. Raises ConfigError."""
+    path = table.text(key)
+    if not path.startswith("/"):
+        raise table.error(key, path, "must begin with /, as a path on each host")
+    return path
+
+
 def load_hosts(name: str) -> Hosts:
     """Load configs/hosts/NAME.toml, or the user's own file, which has a / or .toml in its name."""
     own = "/" in name or name.endswith(".toml")
@@ -61,8 +69,8 @@ def load_hosts(name: str) -> Hosts:
         raise ConfigError(f"{table.file}: hosts: two have the same id; give them different ones with id =")
     hosts = Hosts(
         name=table.file,
-        userblk=table.text("userblk"),
-        directory=table.text("directory") if "directory" in table.values else "/var/lib/userblk",
+        userblk=_path(table, "userblk"),
+        directory=_path(table, "directory") if "directory" in table.values else "/var/lib/userblk",
         ssh=table.texts("ssh", optional=True) or SSH,
         hosts=found,
     )

@@ -143,6 +143,13 @@ def test_the_paper_profile_is_the_papers() -> None:
         ("systems/nbdkit-file", "uses_device = true", "", "uses_device is missing"),
         ("systems/nbdkit-file", "timeout_s = 120", "timeout = 120", "timeout_s is missing"),
         ("systems/bdus", 'disk = "output"', 'disk = "output"\nfile = "x"', "file=x: unknown key; known are name,"),
+        (
+            "hosts/example",
+            '"/var/lib/userblk"',
+            '"~/parts"',
+            "directory=~/parts: must begin with /, as a path on each host",
+        ),
+        ("hosts/example", '"/opt/userblk"', '"userblk"', "userblk=userblk: must begin with /, as a path on each host"),
         ("hosts/example", '"root@nvme.example"]\n\n#', '"root@other"]\n\n#', "root@other is missing"),
         ("hosts/example", 'sata = "/dev/sdb"', "", "root@sata.example: names no device"),
         ("hosts/example", "{ nvme =", "{ sata =", "root@nvme.example.confirm.nvme is missing"),
