@@ -16,6 +16,7 @@ from ..observing.environment import meminfo
 from .blockdev import BlockDevice
 from .interrupt import held
 from .mounts import lines_of, mounts_of
+from .safety import refuse_another
 from .subprocesses import Recorder
 from .teardown import PATIENCE, RUN, Teardown, TeardownError, undo
 
@@ -79,9 +80,10 @@ def make_ext4(
 ) -> dict[str, object]:
     """A new ext4 on the first size bytes of a device that may be overwritten. mkfs refuses one that is in use.
 
-    bytes_per_inode: so that there are more inodes than usual.
+    bytes_per_inode: so that there are more inodes than usual. Raises Refused if another device has its name.
     """
     many = ["-i", str(bytes_per_inode)] if bytes_per_inode else []
+    refuse_another(device)
     argv = ["mkfs.ext4", "-q", *many, *options, "-E", MKFS_OPTIONS, device.path, f"{size >> 10}k"]
     recorder.run(argv, timeout=MKFS_LIMIT)
     return {"mkfs": " ".join(argv[:-2]), "file_system_bytes": size}

@@ -476,7 +476,18 @@ def check(path: str, confirm: str, *, server: int | None = None, first: bool = F
 def recheck(device: BlockDevice, confirm: str, server: int | None, over: str = "") -> None:
     """Right before a destructive act: is it still the same, and still free? server, over: as for check()."""
     if check(device.path, confirm, server=server, over=over) != device:
-        raise Refused(f"{device.path}: is not the device that it was when the campaign began; start a new one")
+        raise _another(device)
+
+
+def _another(device: BlockDevice) -> Refused:
+    return Refused(f"{device.path}: is not the device that it was when the campaign began; start a new one")
+
+
+def refuse_another(device: BlockDevice) -> None:
+    """Has another one come to have the name of a device that was checked a while ago? Raises Refused."""
+    now = identify(device.path)
+    if (now.number, now.sequence, now.identity) != (device.number, device.sequence, device.identity):
+        raise _another(device)
 
 
 def refuse_twice(first: BlockDevice, second: BlockDevice) -> None:

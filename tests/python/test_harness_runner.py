@@ -23,7 +23,7 @@ from made_up import small_plan
 from runner_process import MEMORY, SIZE, WORKLOADS, finish, fio_on, plan_for, read_until, said, start, summaries
 from userblk import __version__
 from userblk.analysis.summaries import load_campaign
-from userblk.harness.engines import Result, fio
+from userblk.harness.engines import Result, fio, flow
 from userblk.harness.engines.base import Run
 from userblk.harness.machine import blockdev, paths, prepare, safety
 from userblk.harness.machine.blockdev import identify
@@ -452,6 +452,33 @@ def test_a_device_that_came_into_use_is_not_touched(
     assert ('"entry-start"' in out) is (step == "begin") and '"entry-done"' not in out
     with Path(device).open("rb") as after:
         assert after.read(8) == b"precious"
+
+
+def test_a_device_whose_name_another_has_since_is_not_written(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is replugged while it is discarded, which may take minutes. A block workload holds it open."""
+    other = tmp_path / "other"
+    other.write_bytes(b"precious")
+    os.truncate(other, SIZE)
+
+    def swap(*_: object) -> dict[str, object]:
+        run("losetup", "--detach", device)
+        wait_until("the kernel lets go of it", lambda: not Path("/sys/block", Path(device).name, "loop").exists())
+        run("losetup", device, str(other))
+        return {}
+
+    monkeypatch.setattr(flow, "discard_area", swap)
+    plan = plan_for(device, tmp_path / "c", suite="bdus-fs", workloads=["read-1th"])
+    small = dataclasses.replace(plan.profile.files, size={"sata": SIZE})
+    plan = dataclasses.replace(plan, profile=dataclasses.replace(plan.profile, files=small))
+    events: list[dict[str, Any]] = []
+    monkeypatch.setattr(Runner, "emit", lambda self, event, **values: events.append({"event": event, **values}))
+    assert Runner(plan, tmp_path / "c").run() == 1
+    text = f"the campaign stops: {device}: is not the device that it was when the campaign began; start a new one"
+    assert [event["text"] for event in events if event["event"] == "note"] == [text]
+    with other.open("rb") as file:
+        assert file.read(8) == b"precious" and not any(file.read())
 
 
 def test_an_interrupt_once_the_workload_has_started_ends_it(
