@@ -125,9 +125,10 @@ def up(context: Context) -> Running:
             raise CommandError(f"rpc.mountd: exit code {authority.poll()}")
         (mounted,) = (mount for mount in mounts_of() if mount.point == str(mountpoint))
 
+        settings = {"mounted": mounted.kind, "options": ",".join(mounted.options), "server_threads": count}
         return Running(
             used=device,
-            settings={"mounted": mounted.kind, "options": ",".join(mounted.options), "server_threads": count},
+            settings=settings | {"server_memory_limit": "machine"},  # the kernel's threads are in no control group
             problems=lambda: [] if mounted_type(mountpoint) else [f"{mountpoint} is no longer mounted"],
             ended=lambda: threads() != count or authority.poll() is not None,
             fail_io=lambda: fail_requests(str(mountpoint)),

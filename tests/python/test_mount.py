@@ -6,15 +6,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import runner_process as runner
 from loops import MIB, loop
 from userblk.harness.machine import paths
+from userblk.harness.machine.blockdev import BlockDevice
+from userblk.harness.machine.mounts import Mount
+from userblk.harness.machine.subprocesses import Recorder
+from userblk.harness.machine.teardown import Teardown
 from userblk.harness.model.config import SystemConfig, load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan, write_plan
+from userblk.harness.systems import nfs
+from userblk.harness.systems.base import Context
 from wrong_systems import complaint
 
 SIZE = 64 * MIB
@@ -93,3 +102,30 @@ def test_a_program_that_mounts_nothing_is_named(device: str, tmp_path: Path) -> 
 )
 def test_a_wrong_system_is_named(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert says in complaint("mount", text, tmp_path, monkeypatch)
+
+
+def test_the_cache_of_the_kernels_nfs_server_is_labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory limit is that of the workload's processes; the server is none, and caches the files once more."""
+    mounted = Mount(str(tmp_path / "over"), "nfs4", "127.0.0.1:/", 0, ("soft",))
+    recorder = Recorder(tmp_path / "r")
+    authority = recorder.adopt(["sleep", "600"], subprocess.Popen(["sleep", "600"], start_new_session=True))
+    replaced: dict[str, Any] = {
+        "threads": lambda: 0,
+        "start_authority": lambda *_: authority,
+        "export": lambda *_: None,
+        "mounts_of": lambda: [mounted],
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(nfs, name, function)
+    monkeypatch.setattr(recorder, "run", lambda *_, **__: "")
+    none = BlockDevice("/dev/none", "none", "none", 0, 0, 512, False, "")
+    context = Context(load_system("nfs"), none, SIZE, "b", recorder, Teardown(), ExitStack())
+    try:
+        serve = nfs.up(context).serve
+        assert serve is not None
+        settings = serve(tmp_path, tmp_path / "over", recorder, context.teardown).settings
+    finally:
+        authority.end()
+        context.teardown.unwind()
+    assert (settings["mounted"], settings["server_threads"]) == ("nfs4", 16)
+    assert settings["server_memory_limit"] == "machine"
