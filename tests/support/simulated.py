@@ -271,7 +271,7 @@ class World:
         world = self
 
         class Recorder:
-            def __init__(self, directory: Path) -> None:
+            def __init__(self, directory: Path, teardown: object = None) -> None:
                 self.directory = directory
                 directory.mkdir(parents=True, exist_ok=True)
 
