@@ -49,10 +49,10 @@ static const char help_own[] =
 static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
 {
 	struct options *o = data;
-	char **const words[] = {&o->session.mount_point, NULL};
+	char **const operands[] = {&o->session.mount_point, NULL};
 
 	(void)rest;
-	return session_option_rest(arg, key, words, "MOUNTPOINT");
+	return session_option_rest(arg, key, operands, "MOUNTPOINT");
 }
 
 /* A number of bytes, or -1. */

@@ -32,10 +32,10 @@ static const char help_own[] =
 static int take_argument(void *data, const char *arg, int key, struct fuse_args *rest)
 {
 	struct options *o = data;
-	char **const words[] = {&o->source, &o->session.mount_point, NULL};
+	char **const operands[] = {&o->source, &o->session.mount_point, NULL};
 
 	(void)rest;
-	return session_option_rest(arg, key, words, "SOURCE and MOUNTPOINT");
+	return session_option_rest(arg, key, operands, "SOURCE and MOUNTPOINT");
 }
 
 static bool check_options(struct options *o)

@@ -32,11 +32,11 @@ static const char help_rest[] =
 	"    -h, --help           show this text\n"
 	"    -V, --version        show the version\n";
 
-static int take_word(const char *arg, char **const words[], const char *names)
+static int take_operand(const char *arg, char **const operands[], const char *names)
 {
-	for (; *words; words++)
-		if (!**words)
-			return fuse_opt_add_opt(*words, arg);
+	for (; *operands; operands++)
+		if (!**operands)
+			return fuse_opt_add_opt(*operands, arg);
 	session_warn("%s: one argument too many; give %s only", arg, names);
 	return -1;
 }
@@ -47,12 +47,12 @@ static int take_word(const char *arg, char **const words[], const char *names)
  */
 static bool means_nothing_here(const char *option)
 {
-	static const char *const words[] = {
+	static const char *const whole[] = {
 		"defaults", "auto", "noauto", "nouser", "nofail", "_netdev", "relatime"};
 	static const char *const beginnings[] = {"x-", "X-", "comment="};
 
-	for (size_t i = 0; i < sizeof(words) / sizeof(*words); i++)
-		if (strcmp(option, words[i]) == 0)
+	for (size_t i = 0; i < sizeof(whole) / sizeof(*whole); i++)
+		if (strcmp(option, whole[i]) == 0)
 			return true;
 	for (size_t i = 0; i < sizeof(beginnings) / sizeof(*beginnings); i++)
 		if (strncmp(option, beginnings[i], strlen(beginnings[i])) == 0)
@@ -60,10 +60,10 @@ static bool means_nothing_here(const char *option)
 	return false;
 }
 
-int session_option_rest(const char *arg, int key, char **const words[], const char *names)
+int session_option_rest(const char *arg, int key, char **const operands[], const char *names)
 {
 	if (key == FUSE_OPT_KEY_NONOPT)
-		return take_word(arg, words, names);
+		return take_operand(arg, operands, names);
 	if (means_nothing_here(arg))
 		return 0;
 	/* Options of mount(8) and libfuse come without dash; with one, it is a mistake. */

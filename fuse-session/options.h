@@ -62,10 +62,10 @@ struct session_options {
 
 /*
  * What to do with an argument that the table does not have: as a fuse_opt_proc_t. What fstab(5) has
- * for others than the file system is dropped. One without dash is for the first of words that has
- * no value yet; NULL is their end. names: all of them, for a message.
+ * for others than the file system is dropped. One without dash is for the first of operands that
+ * has no value yet; NULL is their end. names: all of them, for a message.
  */
-int session_option_rest(const char *arg, int key, char **const words[], const char *names);
+int session_option_rest(const char *arg, int key, char **const operands[], const char *names);
 
 /* Looks at the values and fills in what they say. False: a mistake, which has been reported. */
 bool session_options_check(struct session_options *o);

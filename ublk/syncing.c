@@ -25,18 +25,18 @@ static int write_out(const char *path, bool file_system)
 	return r;
 }
 
-int ublk_sync_for_parent(char *const *words)
+int ublk_sync_for_parent(char *const *argv)
 {
-	bool file_system = words[0] && strcmp(words[0], UBLK_SYNC_FILE_SYSTEMS) == 0;
+	bool file_system = argv[0] && strcmp(argv[0], UBLK_SYNC_FILE_SYSTEMS) == 0;
 	int code = 0;
 
-	words += file_system;
-	if (!words[0]) {
+	argv += file_system;
+	if (!argv[0]) {
 		sync();
 		return 0;
 	}
-	for (size_t i = 0; words[i]; i++) {
-		int r = write_out(words[i], file_system);
+	for (size_t i = 0; argv[i]; i++) {
+		int r = write_out(argv[i], file_system);
 
 		if (r == -EIO)
 			code = NOT_WRITTEN;

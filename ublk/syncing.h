@@ -9,14 +9,14 @@
 
 #include <sys/types.h>
 
-/* The words of its command line: program, command, then paths of disks; or the option and mount
+/* Its command line: program, command, then paths of disks; or the option and mount
  * points; or nothing: all disks. NULL at the end. */
 #define UBLK_SYNC_PROGRAM      "userblk-ublk"
 #define UBLK_SYNC_COMMAND      "sync"
 #define UBLK_SYNC_FILE_SYSTEMS "--file-system"
 
-/* What the process does; words: behind the command. An exit code. */
-int ublk_sync_for_parent(char *const *words);
+/* What the process does; argv: behind the command. An exit code. */
+int ublk_sync_for_parent(char *const *argv);
 /* Starts one. 0 or negative errno. */
 int ublk_sync_begin(char *const *argv, pid_t *child);
 /* What came of it: 0, -EIO: some of it cannot be written; -ENXIO: it could not be tried. */

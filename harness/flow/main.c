@@ -321,7 +321,7 @@ static void raise_file_limit(void)
 	}
 }
 
-static int complain(const struct flow_error *error, int status)
+static int report_error(const struct flow_error *error, int status)
 {
 	fprintf(stderr, "userblk-flow: %s\n", error->text);
 	return status;
@@ -455,7 +455,7 @@ int main(int argc, char **argv)
 				&error, "%s: no such option; see userblk-flow --help", word);
 		}
 		if (!ok) {
-			status = complain(&error, EXIT_USAGE);
+			status = report_error(&error, EXIT_USAGE);
 			goto out;
 		}
 	}
@@ -463,7 +463,7 @@ int main(int argc, char **argv)
 		flow_error_set(&error,
 			"expected one workload file, found %d; see userblk-flow --help",
 			argc - optind);
-		status = complain(&error, EXIT_USAGE);
+		status = report_error(&error, EXIT_USAGE);
 		goto out;
 	}
 
@@ -474,13 +474,13 @@ int main(int argc, char **argv)
 			p.wml = NULL;
 		}
 	if (p.wml == NULL) {
-		status = complain(&error, EXIT_USAGE);
+		status = report_error(&error, EXIT_USAGE);
 		goto out;
 	}
 	raise_file_limit();
 	report_start();
 	if (!execute(&p, &error))
-		status = complain(&error, p.check ? EXIT_USAGE : 1);
+		status = report_error(&error, p.check ? EXIT_USAGE : 1);
 	wml_free(p.wml);
 out:
 	free(sets);
