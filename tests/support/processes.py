@@ -111,6 +111,7 @@ class Processes:
         self.looking = self.ticked = False
         self.births = Births(time.clock_gettime_ns(CLOCK_REALTIME_COARSE), self.mount.births)
         self.times: dict[int, tuple[int, int]] = {}  # of each inode: of change, and of modification
+        self.held: set[int] = set()  # inodes that are open
         self.unlike: set[int] = set()  # inodes whose time of change the kernel has otherwise than the source
         self.over = Counter[int]()  # how often mappings had stored to the last inode of a number that is gone
         for process in self.processes:
@@ -157,6 +158,8 @@ class Processes:
             for slot, file in process.last.files.items():
                 places[f"slot {slot} of {number}"] = f"/proc/{process.pid}/fd/{file}", True
         self._note_unlike()
+        held = {os.stat(path).st_ino for path, follow in places.values() if follow}
+        throughout, self.held = held & self.held, held
         stored = sum((process.last.stored for process in self.processes), Counter[int]())
         found, times = dict[str, Any](), dict[int, tuple[int, int]]()
         for name, (path, follow) in places.items():
@@ -167,7 +170,8 @@ class Processes:
             times[st.st_ino] = now = (st.st_ctime_ns, st.st_mtime_ns)
             found[name] = attributes(st, timed)
             if self.ticked and timed and st.st_ino in self.times:
-                found[f"times of {name}"] = self._order(st, now)
+                kept = st.st_ino in throughout or name in self.names
+                found[f"times of {name}"] = self._order(st, now, kept)
         self.over.update({number: stored[number] - self.over[number] for number in stored.keys() - times.keys()})
         self.times = times
         self.unlike &= times.keys()
@@ -176,16 +180,16 @@ class Processes:
             found |= self._looks(set(places))
         return found
 
-    def _order(self, st: os.stat_result, now: tuple[int, int]) -> list[str]:
-        """How the times of change and of modification went on."""
+    def _order(self, st: os.stat_result, now: tuple[int, int], kept: bool) -> list[str]:
+        """How the times of change and of modification went on. kept: the kernel knew the file, or was asked for it."""
         changed, modified = [order(*pair) for pair in zip(self.times[st.st_ino], now, strict=True)]
         if not (self.mount.write_back and stat.S_ISREG(st.st_mode)):
             return [changed, modified]
-        # The kernel keeps them. When it has forgotten the file, the time of change is that at which it wrote the time
-        # of modification, which it may have done before the data.
+        # The kernel keeps them. When it has forgotten the file (if others drop its caches: any that is not open), the
+        # time of change is that at which it wrote the time of modification, which it may have done before the data.
         if self.last[0] == "remount":
             return []
-        return [modified] if st.st_ino in self.unlike else [changed, modified]
+        return [changed, modified] if kept and st.st_ino not in self.unlike else [modified]
 
     def _note_unlike(self) -> None:
         """
