@@ -196,14 +196,23 @@ static void unlock(struct passthrough *p)
 		pthread_rwlock_unlock(&p->drop_lock);
 }
 
+/* What failed since the last call, or since the open of fd. 0 or negative errno. */
+static int loss_since(int fd)
+{
+	/* Waits for a page at most. */
+	return sync_file_range(fd, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) < 0 ? -errno : 0;
+}
+
 /* Under drop_lock: a request under way has not dropped some of it meanwhile. */
 static int sync_locked(struct passthrough *p)
 {
 	int r;
 
 	do
-		r = fdatasync(p->sync_fd) < 0 ? -errno : 0;
+		r = fdatasync(p->fd) < 0 ? -errno : 0;
 	while (r == -EINTR);
+	if (r == 0 && p->loss_fd >= 0)
+		r = loss_since(p->loss_fd);
 	if (r == 0)
 		p->is_cached = !p->direct;
 	return r;
@@ -353,9 +362,7 @@ static void passthrough_heed(struct backend *b, int watch)
 		(p->is_device ? own.st_rdev != watched.st_rdev
 			      : own.st_dev != watched.st_dev || own.st_ino != watched.st_ino))
 		return;
-	/* Reports what failed since the open of this descriptor, and waits for a page at most. */
-	if (sync_file_range(watch, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) < 0)
-		keep_flush_error(p, -errno);
+	keep_flush_error(p, loss_since(watch));
 }
 
 /* ---- trim and zero ---------------------------------------------------------- */

@@ -29,11 +29,10 @@ struct passthrough {
 	struct backend backend;
 	int fd;
 	/*
-	 * What is synced: fd, or for RWF_DSYNC on a file a descriptor of its own, because the
-	 * kernel tells each descriptor once what it could not write back, and a durable write whose
-	 * error that is, or is not, takes it away from flushes.
+	 * Learns of what the kernel could not write back, for flushes: it reports that to each
+	 * descriptor once, and a durable write by fd may have got it. -1: no such writes.
 	 */
-	int sync_fd;
+	int loss_fd;
 	char *file;
 	bool created, extended; /* by the open; undone by the close, unless it was started */
 	bool is_device;

@@ -156,21 +156,28 @@ static int report_replaced(const struct passthrough_config *c, const struct back
 	return -EAGAIN;
 }
 
-/* A descriptor of its own for the syncs of a file. 0 or negative errno. */
-static int open_for_syncs(
+/* Opens loss_fd. 0 or negative errno. */
+static int open_for_losses(
 	struct passthrough *p, const struct passthrough_config *c, const struct backend_host *host)
 {
 	struct stat st, own;
 	int fd = open(c->file, O_WRONLY | O_CLOEXEC);
 
+	if (fd < 0 && errno != ENOENT) {
+		int r = -errno;
+
+		backend_error(host, "file=%s: cannot be opened twice: %s; raise the limits",
+			c->file, strerror(-r));
+		return r;
+	}
 	if (fd < 0)
-		return errno == ENOENT ? report_replaced(c, host) : -errno;
+		return report_replaced(c, host);
 	if (fstat(fd, &own) < 0 || fstat(p->fd, &st) < 0 || own.st_dev != st.st_dev ||
 		own.st_ino != st.st_ino) {
 		close(fd);
 		return report_replaced(c, host);
 	}
-	p->sync_fd = fd;
+	p->loss_fd = fd;
 	return 0;
 }
 
@@ -489,8 +496,8 @@ int passthrough_close(struct backend *b)
 	else if (p->extended && ftruncate(p->fd, 0) < 0)
 		backend_debug(&b->host, "file=%s: cannot be made empty again", p->file);
 	direct_free(p->direct);
-	if (p->sync_fd != p->fd)
-		close(p->sync_fd);
+	if (p->loss_fd >= 0)
+		close(p->loss_fd);
 	if (p->fd >= 0)
 		close(p->fd);
 	pthread_mutex_destroy(&p->seek_lock);
@@ -528,7 +535,7 @@ int passthrough_open(
 	/* What clients that are not new wrote must not read as zeroes in a new file. */
 	if (host->previous_session)
 		given.size = 0;
-	p->fd = p->sync_fd = -1;
+	p->fd = p->loss_fd = -1;
 	set_up_locks(p);
 	p->file = strdup(c->file);
 	r = p->file ? open_file(p, c, size, host) : -ENOMEM;
@@ -538,9 +545,8 @@ int passthrough_open(
 		r = examine_file(p, c, host);
 	if (r == 0 && c->direct)
 		r = set_up_direct(p, host);
-	p->sync_fd = p->fd;
 	if (r == 0 && c->direct && !c->readonly && !p->is_device)
-		r = open_for_syncs(p, c, host);
+		r = open_for_losses(p, c, host);
 	if (r) {
 		p->backend.host = *host;
 		passthrough_close(&p->backend);

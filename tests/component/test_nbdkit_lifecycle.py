@@ -182,7 +182,7 @@ def test_background_server_serves_and_ends(disk: Path, background_socket: Path) 
     assert pid is not None
     uri = f"nbd+unix:///?socket={background_socket}"
     assert checked(["nbdinfo", "--size", uri]).strip() == str(SIZE)
-    assert open_files(pid).count(str(disk)) == 2  # for data, and for syncs
+    assert open_files(pid).count(str(disk)) == 2  # for data, and to learn of losses
     os.kill(pid, signal.SIGTERM)
     wait_until_gone(pid)
 

@@ -201,6 +201,11 @@ WRAP(int, fdatasync, int fd)
 	return __real_fdatasync(fd);
 }
 
+WRAP(int, sync_file_range, int fd, off_t offset, off_t length, unsigned flags)
+{
+	return tell_loss(fd) ? -1 : __real_sync_file_range(fd, offset, length, flags);
+}
+
 /* After a command has failed, the kernel announces it no more. */
 WRAP(uint64_t, passthrough_queue_limit, dev_t disk, const char *name, uint64_t otherwise)
 {
