@@ -348,7 +348,13 @@ class Guest:
             channel = self.channel.number if self.channel else -1
             wiring = Wiring(initrd, self.console, sata, nvme, tuple(theirs), channel, tuple(images))
             argv = qemu_argv(tree, accel, options, wiring)
-            env = os.environ | ({"LD_PRELOAD": str(ensure_modules(tree)[1])} if options.sealed else {})
+            env, inherited = dict(os.environ), [initrd, self.console, sata, nvme, *theirs]
+            if self.channel:
+                self.main_loop = ensure_modules(tree)[1]
+                number = self.keep(os.open(self.main_loop, os.O_RDONLY))
+                # ld.so splits it at blanks and colons, and a path may have both.
+                env["LD_PRELOAD"] = f"/proc/self/fd/{number}"
+                inherited += [channel, number]
             try:
                 self.process = subprocess.Popen(
                     argv,
@@ -356,7 +362,7 @@ class Guest:
                     stdout=subprocess.DEVNULL,
                     stderr=self.console,
                     env=env,
-                    pass_fds=(initrd, self.console, sata, nvme, *theirs, *([channel] if self.channel else [])),
+                    pass_fds=inherited,
                     start_new_session=True,
                     preexec_fn=die_with_parent,
                 )
@@ -404,15 +410,26 @@ class Guest:
         return time.monotonic() - self.started
 
     def first_word(self, limit: float) -> None:
-        """Wait for what a sealed guest says before its command. Raises GuestDied."""
+        """Wait for what a sealed guest says before its command. Raises LabError."""
         while time.monotonic() < self.started + limit:
             dead = self.process.poll() is not None
             for _ in self.heard():
+                if not dead:
+                    self.check_main_loop()
                 return
             if dead:
                 raise BootDied("the guest died while it booted")
             time.sleep(LOOK_S)
         raise BootTimeout(f"the guest did not boot within {limit:.0f} s")
+
+    def check_main_loop(self) -> None:
+        """ld.so goes on without a library that it cannot load. Raises LabError."""
+        mapped = Path(f"/proc/{self.process.pid}/maps").read_bytes()
+        if mapped and os.fsencode(self.main_loop.name) not in mapped:  # one that has just ended has nothing mapped
+            raise LabError(
+                f"QEMU runs without {self.main_loop}, so that each run would be another: this machine's C library may"
+                " be older than the guest's; use a later system, or leave out --sealed"
+            )
 
     def heard(self) -> Iterator[tuple[int, bytes]]:
         """Messages of a sealed guest; its files are kept as they come. Raises LabError."""

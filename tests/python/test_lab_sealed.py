@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import pytest
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan, write_plan
 from userblk.harness.running.hand_over import hand_over
-from userblk.lab import LabError, Variant, channel, guest, images, rootfs
+from userblk.lab import LabError, Variant, channel, guest, images, models, rootfs
 
 
 class Port:
@@ -276,6 +277,57 @@ def test_a_guest_is_known_while_its_image_is_made_anew(
         image.with_suffix(".made").write_text("key digest\n")
     looks.join()
     assert [identity["checkout_image"] for identity in done] == ["digest"]
+
+
+# A QEMU that says at once that the guest is up, and stays.
+FAKE_QEMU = """#!/usr/bin/python3
+import re, struct, sys, time
+channel = re.search("id=channel,share=on,mem-path=([^,]*)", " ".join(sys.argv))[1]
+with open(channel, "r+b") as memory:
+    memory.seek(4096)
+    memory.write(struct.pack("<QQ", 1, 6) + b"ready\\n\\0\\0")
+    memory.seek(0)
+    memory.write(struct.pack("<Q", 24))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("loads", [True, False])
+@pytest.mark.parametrize("name", ["a b", "a:b"])
+def test_qemu_has_the_library_that_holds_its_main_loop_back(
+    name: str, loads: bool, tree: rootfs.Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the checkout is; ld.so only prints what it could not load, and QEMU empties the file with that."""
+    fake, library, image = tmp_path / "qemu-system-x86_64", tmp_path / name / "main_loop.so", tmp_path / "checkout.ext4"
+    fake.write_text(FAKE_QEMU)
+    fake.chmod(0o755)
+    library.parent.mkdir()
+    for empty in (library, image, tree.vmlinux, tree.initrd):
+        empty.touch()
+    if loads:
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(models.MAIN_LOOP), "-ldl"], check=True)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(guest, "CACHE", library.parent)
+    monkeypatch.setattr(guest, "ensure_modules", lambda _: ([], library))
+    monkeypatch.setattr(guest, "checkout_image", lambda _: image)
+    with guest.Guest(tree, "icount", guest.Options(("true",), clock="virtual", sealed=True)) as machine:
+        if loads:
+            machine.wait_ready(60)
+            assert str(library) in Path(f"/proc/{machine.process.pid}/maps").read_text()
+        else:
+            with pytest.raises(LabError, match=f"^QEMU runs without {library}, "):
+                machine.wait_ready(60)
+
+
+def test_a_guest_may_have_ended_when_its_first_word_is_read() -> None:
+    """Its command was short."""
+    ended = guest.Guest.__new__(guest.Guest)
+    with channel.Channel() as memory, subprocess.Popen(["true"]) as process:
+        ended.started, ended.process, ended.channel, ended.share = time.monotonic(), process, memory, None
+        ended.main_loop = Path("main_loop.so")
+        process.wait()
+        Port(memory).write(channel.CONTROL, b"ready\n")
+        assert ended.wait_ready(60) < 60
 
 
 def test_the_same_checkout_gives_the_same_image_to_the_byte(tmp_path: Path) -> None:
