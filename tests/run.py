@@ -68,12 +68,8 @@ class Runs:
             new.replace(RUNS)
 
 
-def run(target: str, runs: Runs, show: bool) -> None:
-    """show: print what it prints while it runs, else when it has ended."""
-    log = LOGS / f"{target}.log"
-    began = time.monotonic()
-    if show:
-        print(f"\n======== {target} ========", flush=True)
+def make(target: str, log: Path, show: bool) -> int:
+    """Its exit status."""
     # It ends with us: what is resumed must not run twice.
     argv = ["setpriv", "--pdeathsig", "TERM", "--", "make", "--no-print-directory", target]
     with log.open("w") as file:
@@ -86,8 +82,21 @@ def run(target: str, runs: Runs, show: bool) -> None:
             file.flush()
             if show:
                 print(line, end="", flush=True)
-    seconds = time.monotonic() - began
-    runs.end(target, seconds, process.wait())
+    return process.wait()
+
+
+def run(target: str, runs: Runs, show: bool) -> None:
+    """show: print what it prints while it runs, else when it has ended."""
+    log = LOGS / f"{target}.log"
+    began = time.monotonic()
+    status = 1  # also if its output cannot be kept
+    if show:
+        print(f"\n======== {target} ========", flush=True)
+    try:
+        status = make(target, log, show)
+    finally:
+        seconds = time.monotonic() - began
+        runs.end(target, seconds, status)
     reported = "" if show else f"\n======== {target}, beside the others ========\n{log.read_text()}"
     print(f"{reported}-------- {target}: {seconds:.0f} s", flush=True)
 

@@ -63,6 +63,19 @@ def test_the_stream_that_ends_first_takes_the_next(top: Path) -> None:
     assert (top / "passes.ran").read_text() == "ran\n"
 
 
+def test_a_run_that_broke_has_not_passed(top: Path) -> None:
+    """Whatever an earlier one did: the file of its output cannot grow any more."""
+    (top / "Makefile").write_text(MAKEFILE + "bad:\n\t@seq 3000\n")
+    (top / "build/test").mkdir(parents=True)
+    (top / "build/test/bad.log").touch()
+    (top / "build/test/runs.json").write_text('{"bad": {"commit": "old", "exit": 0, "seconds": 1}}')
+    argv = ["prlimit", "--fsize=10000", sys.executable, "tests/run.py", "--beside", "bad", "passes"]
+    result = subprocess.run(argv, cwd=top, capture_output=True, text=True)
+    assert result.returncode == 1 and "File too large" in result.stderr
+    assert result.stdout.endswith("FAILED: bad\n") and "passes: passed" in result.stdout
+    assert json.loads((top / "build/test/runs.json").read_text())["bad"]["exit"] == 1
+
+
 def test_one_that_runs_alone_has_ended_before_the_others(top: Path) -> None:
     (top / "Makefile").write_text(MAKEFILE + "alone:\n\t@sleep 0.5; ls *.ran > alone.log 2> build/none || true\n")
     result = run(top, "--alone", "alone", "--beside", "passes", "waits")
