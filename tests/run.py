@@ -34,15 +34,21 @@ LOGS = TOP / "build/test"
 RUNS = LOGS / "runs.json"
 FAILURE = re.compile(r"^(FAILED|ERROR|E  )|^\[  FAILED|Sanitizer|: error:|\*\*\* ")
 MOST_LINES, MOST_COLUMNS = 60, 400
+DIRTY, UNKNOWN, CHANGED = "-dirty", "git does not say", "changed meanwhile"  # instead of a commit, or after it
 
 
 def tree() -> str:
-    """The commit, and a mark if the files are not as it has them."""
+    """The commit, if the files are as it has them; else what keeps a run from being one of a commit."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=TOP, capture_output=True, text=True, check=False).stdout.strip()
+        # Without a lock, which could stop a git of the tests.
+        argv = ["git", "--no-optional-locks", *words]
+        return subprocess.run(argv, cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
 
-    return (git("rev-parse", "HEAD") or "no repository") + ("-dirty" if git("status", "--porcelain") else "")
+    try:
+        return git("rev-parse", "HEAD") + (DIRTY if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
 
 
 class Runs:
@@ -55,14 +61,14 @@ class Runs:
 
     def passed(self, target: str) -> bool:
         run = self.done.get(target, {})
-        if run.get("commit") != self.commit or run.get("exit") != 0 or self.commit.endswith("-dirty"):
+        if run.get("commit") != self.commit or run.get("exit") != 0 or self.commit.endswith((DIRTY, UNKNOWN)):
             return False
         log = LOGS / f"{target}.log"
         return log.exists() and not mendable(log.read_text(errors="replace"))
 
-    def end(self, target: str, seconds: float, status: int) -> None:
+    def end(self, target: str, commit: str, seconds: float, status: int) -> None:
         with self.lock:
-            self.done[target] = {"commit": self.commit, "seconds": round(seconds), "exit": status}
+            self.done[target] = {"commit": commit, "seconds": round(seconds), "exit": status}
             new = RUNS.with_suffix(".new")
             new.write_text(json.dumps(self.done, indent=1, sort_keys=True) + "\n")
             new.replace(RUNS)
@@ -88,7 +94,7 @@ def make(target: str, log: Path, show: bool) -> int:
 def run(target: str, runs: Runs, show: bool) -> None:
     """show: print what it prints while it runs, else when it has ended."""
     log = LOGS / f"{target}.log"
-    began = time.monotonic()
+    began, before = time.monotonic(), tree()
     status = 1  # also if its output cannot be kept
     if show:
         print(f"\n======== {target} ========", flush=True)
@@ -96,7 +102,7 @@ def run(target: str, runs: Runs, show: bool) -> None:
         status = make(target, log, show)
     finally:
         seconds = time.monotonic() - began
-        runs.end(target, seconds, status)
+        runs.end(target, before if tree() == before else CHANGED, seconds, status)
     reported = "" if show else f"\n======== {target}, beside the others ========\n{log.read_text()}"
     print(f"{reported}-------- {target}: {seconds:.0f} s", flush=True)
 

@@ -40,6 +40,10 @@ def top(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def commit(top: Path) -> None:
+    subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "x"], cwd=top, check=True)
+
+
 def run(top: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "tests/run.py", *words], cwd=top, capture_output=True, text=True)
 
@@ -108,7 +112,7 @@ def test_resumed_runs_leave_out_what_passed(top: Path) -> None:
 def test_what_an_installation_lets_run_is_run_again(top: Path, skip: str, again: bool) -> None:
     """And what the kernel or the release lacks is not: such a target would never have passed."""
     (top / "Makefile").write_text(f"skips:\n\t@echo ran >> skips.ran; echo 'SKIPPED [2] {skip}'\n")
-    subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", "x"], cwd=top, check=True)
+    commit(top)
     run(top, "skips")
     run(top, "--resume", "skips")
     assert (top / "skips.ran").read_text() == "ran\n" * (2 if again else 1)
@@ -139,6 +143,26 @@ def test_another_tree_has_passed_nothing(top: Path) -> None:
     run(top, "passes")
     (top / "Makefile").write_text(MAKEFILE + "# changed\n")
     run(top, "--resume", "passes")
+    assert (top / "passes.ran").read_text() == "ran\nran\n"
+
+
+def test_a_tree_that_changes_meanwhile_has_passed_nothing(top: Path) -> None:
+    """The first runs with sources that the second does not have."""
+    change = "git -c user.name=t -c user.email=t@t commit -q --allow-empty -m y"
+    (top / "Makefile").write_text(MAKEFILE + f"commits:\n\t@test -e repaired || {change}\n")
+    commit(top)
+    run(top, "commits", "passes")
+    (top / "repaired").touch()
+    result = run(top, "--resume", "commits", "passes")
+    assert "passed at this commit already: passes\n" in result.stdout and "======== commits ========" in result.stdout
+    assert (top / "passes.ran").read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("lost", [".git/HEAD", ".git/index"])
+def test_what_git_does_not_know_has_passed_nothing(top: Path, lost: str) -> None:
+    (top / lost).write_text("damaged")
+    for _ in range(2):
+        assert run(top, "--resume", "passes").returncode == 0
     assert (top / "passes.ran").read_text() == "ran\nran\n"
 
 
