@@ -59,7 +59,7 @@ ruff-check: ## check the style of the Python code
 	$(VENV)/bin/ruff check --cache-dir build/ruff .
 	$(VENV)/bin/ruff format --check --quiet --cache-dir build/ruff .
 shell-check: ## check the shell scripts
-	shellcheck packaging/completion/* $$(git grep -lE '^#!.*\b(ba|da)?sh\b')
+	scripts=$$(git grep -lE '^#!.*\b(ba|da)?sh\b') && shellcheck packaging/completion/* $$scripts
 man-check: ## check the form of the manual pages
 	git ls-files -z '*.[18]' | xargs -0 mandoc -T lint -W warning
 .PHONY: lint $(LINTERS)

@@ -166,6 +166,17 @@ def test_what_git_does_not_know_has_passed_nothing(top: Path, lost: str) -> None
     assert (top / "passes.ran").read_text() == "ran\nran\n"
 
 
+def test_the_checkers_of_style_fail_where_git_refuses(tmp_path: Path) -> None:
+    """As in a checkout of another user: they have looked at nothing."""
+    assert paths.CHECKOUT is not None
+    (tmp_path / "git").write_text("#!/bin/sh\nexit 128\n")
+    (tmp_path / "git").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for target in ("spdx-check", "format-check", "shell-check", "man-check"):
+        done = subprocess.run(["make", target], cwd=paths.CHECKOUT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 2, target
+
+
 def named_by_make() -> list[str]:
     """What the commands of `make test` and `make test-long` give to pytest: files and folders, patterns expanded."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
