@@ -118,8 +118,8 @@ def checkout_image(tree: Tree) -> Path:
 def guest_identity(tree: Tree, extra: str | None = None) -> dict[str, str]:
     """
     What a sealed guest consists of, besides its plan and the programs of this machine: the version of its kernel and
-    the SHA-256 of its images. Where all is the same, so are the instructions that it executes. extra: directory of the
-    user's own. Raises LabError.
+    the SHA-256 of that and of its images. Where all is the same, so are the instructions that it executes. extra:
+    directory of the user's own. Raises LabError.
     """
 
     def made_of(image: Path) -> str:
@@ -131,6 +131,8 @@ def guest_identity(tree: Tree, extra: str | None = None) -> dict[str, str]:
 
     made = json.loads((tree.image.parent / "made.json").read_text())
     parts = {"kernel": tree.release, "root_image": made["image"], "checkout_image": made_of(checkout_image(tree))}
+    for part, file in (("kernel_image", tree.vmlinux), ("initrd_image", tree.initrd)):
+        parts[part] = made.get(file.name) or digest(file)  # an older version did not record it
     return parts | ({"extra_image": made_of(directory_image(tree, Path(extra).resolve(), "extra"))} if extra else {})
 
 

@@ -524,7 +524,8 @@ def digest(path: Path) -> str:
 
 def write_made(work: Path, key: str, release: str) -> None:
     """Record what a tree and its image were made from. This file is written last, so a tree that has it is complete."""
-    made = {"key": key, "release": release, "image": digest(work / "root.ext4")}
+    files = {"image": "root.ext4", "vmlinux": "vmlinux", "initrd": "initrd"}
+    made = {"key": key, "release": release} | {name: digest(work / file) for name, file in files.items()}
     (work / "made.json").write_text(json.dumps(made) + "\n")
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import filecmp
 import hashlib
 import io
+import json
 import mmap
 import os
 import re
@@ -234,7 +235,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> rootfs.Tree:
     monkeypatch.setattr(rootfs, "CACHE", tmp_path)
     work = tmp_path / "trixie-stable"
     work.mkdir()
-    (work / "root.ext4").write_bytes(b"abc")
+    for name in ("root.ext4", "vmlinux", "initrd"):
+        (work / name).write_bytes(b"abc")
     rootfs.write_made(work, "key", "6.12")
     return rootfs.Tree(Variant(), "6.12", work / "root", work / "root.ext4", work / "vmlinux", work / "initrd")
 
@@ -252,6 +254,17 @@ def test_a_guest_is_known_by_its_images(tree: rootfs.Tree, tmp_path: Path, monke
     # The example of FIPS 180-4.
     assert identity["root_image"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert identity["checkout_image"] == hashlib.sha256(image.read_bytes()).hexdigest() and identity["kernel"] == "6.12"
+    for part, file in (
+        ("kernel_image", tree.vmlinux),
+        ("initrd_image", tree.initrd),
+    ):  # the same name may be built again
+        file.write_bytes(f"another {part}".encode())
+        rootfs.write_made(tree.image.parent, "key", "6.12")
+        changed = images.guest_identity(tree)
+        assert {name for name in changed if changed[name] != identity[name]} == {part}
+        identity = changed
+    (tree.image.parent / "made.json").write_text(json.dumps({"image": identity["root_image"]}))  # of an older version
+    assert images.guest_identity(tree) == identity
     made = image.with_suffix(".made")
     made.write_text(made.read_text().split()[0])  # as a version that did not say what the image is
     assert images.guest_identity(tree) == identity
