@@ -359,11 +359,30 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def needs_libraries(program: Path) -> bool:
+    """Does an ELF program name a dynamic linker?"""
+    PT_INTERP = 3
+    data = program.read_bytes()
+    if not data.startswith(b"\x7fELF"):
+        return False
+    (at,), (size, count) = struct.unpack_from("<Q", data, 0x20), struct.unpack_from("<HH", data, 0x36)
+    return any(struct.unpack_from("<I", data, at + size * number)[0] == PT_INTERP for number in range(count))
+
+
+def lacking(tools: dict[str, str]) -> dict[str, str]:
+    """Those of the commands, with their packages, that this machine does not have; busybox counts if it is static."""
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+    def there(tool: str) -> bool:
+        found = shutil.which(tool, path=path)
+        return bool(found) and not (tool == str(BUSYBOX) and needs_libraries(BUSYBOX))
+
+    return {tool: package for tool, package in tools.items() if not there(tool)}
+
+
 def require(tools: dict[str, str]) -> None:
     """Raise LabError naming the packages of the commands that this machine lacks."""
-    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    missing = sorted({package for tool, package in tools.items() if not shutil.which(tool, path=path)})
-    if missing:
+    if missing := sorted(set(lacking(tools).values())):
         raise LabError(f"the lab needs: apt-get install {' '.join(missing)}")
 
 
@@ -383,13 +402,15 @@ def in_root(tree: Tree, command: Sequence[str]) -> list[str]:
 
 
 def find_tree(variant: Variant) -> Tree | None:
-    """The cached tree, if it is complete and made of what the recipe says now."""
+    """The cached tree, if it is complete and made of what the recipe says now, with this machine's busybox."""
     top = CACHE / str(variant)
     try:
         made = json.loads((top / "made.json").read_text())
     except (OSError, ValueError):
         return None
     if made.get("key") != tree_key(variant, packages_of(variant)) or "image" not in made:
+        return None
+    if not BUSYBOX.exists() or BUSYBOX.read_bytes() not in (top / "initrd").read_bytes():
         return None
     return Tree(variant, made["release"], top / "root", top / "root.ext4", top / "vmlinux", top / "initrd")
 

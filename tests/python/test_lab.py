@@ -299,8 +299,14 @@ def test_a_tree_of_another_recipe_or_half_a_tree_is_none(tmp_path: Path, monkeyp
     (top / "made.json").write_text(f'{{"key": "{key}", "release": "6.12"}}')
     assert rootfs.find_tree(STABLE) is None  # of a version that did not say what its image is
     (top / "made.json").write_text(f'{{"key": "{key}", "release": "6.12", "image": "ab"}}')
+    (top / "initrd").write_bytes(b"modules" + rootfs.BUSYBOX.read_bytes() + b"more")
     tree = rootfs.find_tree(STABLE)
     assert tree is not None and tree.release == "6.12"
+    # It has the busybox that this machine had before another one was installed; or there is none any more.
+    monkeypatch.setattr(rootfs, "BUSYBOX", tmp_path / "busybox")
+    assert rootfs.find_tree(STABLE) is None
+    rootfs.BUSYBOX.write_bytes(b"another")
+    assert rootfs.find_tree(STABLE) is None
 
 
 def test_modules_are_loaded_once_and_before_those_that_need_them() -> None:
@@ -341,6 +347,14 @@ def test_kernel_is_unpacked(program: list[str]) -> None:
 def test_missing_programs_are_named_once_by_package() -> None:
     with pytest.raises(LabError, match=r"^the lab needs: apt-get install one two$"):
         rootfs.require({"no-such-a": "two", "no-such-b": "one", "no-such-c": "two", "sh": "dash"})
+
+
+def test_a_busybox_that_needs_libraries_is_not_the_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of Debian's package busybox: the guest has no libraries when it starts."""
+    rootfs.require({str(rootfs.BUSYBOX): "busybox-static"})
+    monkeypatch.setattr(rootfs, "BUSYBOX", Path("/bin/sh"))
+    with pytest.raises(LabError, match=r"^the lab needs: apt-get install busybox-static$"):
+        rootfs.require({"/bin/sh": "busybox-static", "sh": "dash"})
 
 
 @pytest.mark.parametrize(("text", "size"), [("4G", 4 << 30), ("512m", 512 << 20), ("1048576", 1 << 20)])
