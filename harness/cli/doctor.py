@@ -19,6 +19,7 @@ from ..systems.base import Failure, find_program, kind_of, module_there
 
 FIO = "fio"
 ON_FILES = {"mkfs.ext4": "e2fsprogs", "mount": "mount", "umount": "mount", "setpriv": "util-linux"}  # and packages
+# What an installation needs; a checkout says itself what its lab does.
 LAB = {"qemu-system-x86_64": "qemu-system-x86", "mmdebstrap": "mmdebstrap", "busybox": "busybox-static"}
 APPLICATIONS = ("kv", "postgresql", "source-tree")  # suites
 ADVICE = {"smartctl": "smartmontools", "nvme": "nvme-cli"}
@@ -105,11 +106,15 @@ def system_needs(system: SystemConfig) -> list[Need]:
 def lab_needs() -> list[Need]:
     if paths.CHECKOUT is None and not source.ARCHIVE.is_file():
         return [Need("a checkout of userblk", False, "git clone userblk, and run bin/userblk in it")]
-    found = [program(name, package) for name, package in LAB.items()]
     if paths.CHECKOUT is None:  # the first run there builds it
-        return found
-    root = paths.CHECKOUT / "build/lab"
-    return [*found, Need(f"root file system in {root}", root.is_dir() and any(root.iterdir()), "lab/build")]
+        return [program(name, package) for name, package in LAB.items()]
+    from userblk.lab import CACHE, Variant, rootfs
+
+    tree = rootfs.find_tree(Variant())
+    tools = rootfs.RUN_TOOLS if tree else rootfs.BUILD_TOOLS | rootfs.RUN_TOOLS
+    lacking = rootfs.lacking(tools)
+    found = [Need(f"program {tool}", tool not in lacking, f"apt-get install {tools[tool]}") for tool in tools]
+    return [*found, Need(f"root file system in {CACHE}", tree is not None, "lab/build")]
 
 
 def workload_needs(on_files: bool) -> list[Need]:

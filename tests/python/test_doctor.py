@@ -12,6 +12,7 @@ from loops import MIB, loop, run
 from userblk.harness.cli import doctor, host
 from userblk.harness.model.config import load_system
 from userblk.harness.systems import absent, base
+from userblk.lab import Variant, rootfs
 
 SIZE = 32 * MIB
 
@@ -27,6 +28,33 @@ def test_a_member_of_something_inactive_is_not_called_free(tmp_path: Path) -> No
         run("mkfs.ext4", "-q", "-F", "-L", "data", device)
         need = doctor.device_needs(name)[0]
         assert need.met and "it holds ext4 data, which is lost, once you confirm" in need.what
+
+
+def test_half_a_lab_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that failed or was killed leaves a lock, or a tree without its record."""
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path)
+    with rootfs.locked(str(Variant())):
+        pass
+    need = doctor.lab_needs()[-1]
+    assert need.what.startswith("root file system in ") and not need.met and need.fix == "lab/build"
+    top = tmp_path / str(Variant())
+    top.mkdir()
+    (top / "initrd").write_bytes(rootfs.BUSYBOX.read_bytes())
+    assert not doctor.lab_needs()[-1].met
+    (top / "vmlinux").touch()
+    (top / "root.ext4").touch()
+    rootfs.write_made(top, rootfs.tree_key(Variant(), rootfs.packages_of(Variant())), "6.12")
+    assert doctor.lab_needs()[-1].met
+
+
+def test_what_the_lab_is_built_with_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path)
+    monkeypatch.setattr(rootfs, "lacking", lambda tools: {"zstd": tools["zstd"], "/bin/busybox": tools["/bin/busybox"]})
+    missing = {need.what: need.fix for need in doctor.lab_needs()[:-1] if not need.met}
+    assert missing == {
+        "program zstd": "apt-get install zstd",
+        "program /bin/busybox": "apt-get install busybox-static",
+    }
 
 
 def vduse_on(release: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
