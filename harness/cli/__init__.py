@@ -61,20 +61,34 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
-    args = make_parser().parse_args()
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller has closed it
+            setattr(sys, name, open(os.devnull, "w"))
+        elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    logging.basicConfig(level=args.log_level.upper(), format="%(message)s")
+
+
+def _carry_out() -> int:
+    try:
+        args = make_parser().parse_args()
+        logging.basicConfig(level=args.log_level.upper(), format="%(message)s")
+        code: int = args.command(args)
+    except NeedsCheckout as need:
+        start_again(need)
+    except SystemExit:  # of --help
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
+
+
+def main() -> int:
+    _prepare_streams()
     interrupt.install()
     try:
-        try:
-            code: int = args.command(args)
-            sys.stdout.flush()
-        except NeedsCheckout as need:
-            start_again(need)
-        return code
+        return _carry_out()
     except (ConfigError, Refused, SummaryError) as error:
         print(f"userblk: {error}", file=sys.stderr)
         return EXIT_USAGE

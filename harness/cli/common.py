@@ -104,10 +104,13 @@ def find_campaign(name: str, results: Path, papers: Sequence[str] = ()) -> Path:
     The directory of a campaign, given as a path or by name below results. papers: what else is taken. Raises
     ConfigError.
     """
-    for directory in (Path(name), results / name):
-        if (directory / "plan.json").is_file():
-            return directory.absolute()
     remedy = "name a campaign's directory" + (f", or a paper: {', '.join(papers)}" if papers else "")
+    try:
+        for directory in (Path(name), results / name):
+            if (directory / "plan.json").is_file():
+                return directory.absolute()
+    except OSError as error:  # another user's, for example
+        raise ConfigError(f"campaign={name}: {error.strerror}; {remedy}") from None
     raise ConfigError(f"campaign={name}: no plan.json in it, nor in {results / name}; {remedy}")
 
 

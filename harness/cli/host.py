@@ -154,6 +154,7 @@ def add_commands(add: Add) -> None:
     add_json(known)
     lab = add("lab", "build the lab, run a command in it, or get a shell in it", lab_command)
     lab.add_argument("action", choices=("build", "shell", "run"), help="what to do with the lab")
-    lab.add_argument("arguments", nargs=argparse.REMAINDER, help="see lab/build --help, lab/run --help")
+    rest = lab.add_argument("arguments", nargs=argparse.REMAINDER, help="see lab/build --help, lab/run --help")
+    rest.required = False  # argparse would name them beside the action where that is missing
     shell = add("completion", "print the completion of userblk for a shell", completion_command)
     shell.add_argument("shell", choices=("bash",), help='load it with: eval "$(userblk completion bash)"')

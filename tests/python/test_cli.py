@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,8 @@ LAB = ["--where", "lab"]
         (["run", *LAB, "--dry-run", "--systems", ","], "systems=,: names none"),
         (["run", *LAB, "--dry-run", "--workloads", ""], "workloads=: names none"),
         (["plan", "--confirm", "S3Z8NB0K12"], "confirm=S3Z8NB0K12: no device is named; add --sata DEV or --nvme DEV"),
+        (["lab"], "userblk lab: the following arguments are required: action; see"),
+        pytest.param(["table", "x" * 300], "xxx: File name too long; name a campaign's directory, or a", id="long"),
         (["plan", "--sata", "/dev/nosuch"], "sata=/dev/nosuch: No such file or directory; name a block device"),
         (
             ["plan", "--suite", "s3", "--store", "nosuch"],
@@ -341,6 +344,31 @@ def test_output_that_is_not_taken_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "userblk: standard output: No space left on device\n")
+
+
+def test_help_that_is_not_taken_is_no_traceback() -> None:
+    """By a reader that has ended, by a full disk."""
+    argv = [sys.executable, USERBLK, "run", "--help"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe, open("/dev/full", "w") as full:
+        for file, code, says in ((pipe, 141, ""), (full, 2, "userblk: standard output: No space left on device\n")):
+            done = subprocess.run(argv, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+            assert (done.returncode, done.stderr) == (code, says)
+
+
+@pytest.mark.parametrize(("closed", "arguments", "code"), [("1", "table paper", 0), ("2", "table nosuch", 2)])
+def test_output_that_is_closed_is_not_written(closed: str, arguments: str, code: int) -> None:
+    argv = ["sh", "-c", f'exec "$0" "$1" {arguments} {closed}>&-', sys.executable, USERBLK]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_an_interrupt_while_it_is_loaded_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, USERBLK, "systems"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "csv", "csv-long"])
