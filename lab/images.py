@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from . import CACHE, CHECKOUT, LabError
@@ -35,6 +35,7 @@ RECORDS_LEFT_OUT = (
     "state",
 )
 SPARE = 16 << 20  # bytes of an image for what is not contents of files
+BLOCK, INODE = 4096, 256  # bytes
 WRITTEN = 1  # seconds since 1970: when all files of an image were written, as far as a guest can see
 
 
@@ -91,13 +92,20 @@ def make_image(image: Path, top: Path, found: Iterable[Path]) -> None:
                 else:
                     shutil.copy2(path, target, follow_symlinks=False)
             new.unlink(missing_ok=True)
-            make_ext4(stage, new, (sum(size for _, size, *_ in looks) * 5 // 4 + SPARE) >> 20, WRITTEN)
+            directories = {parent for path in paths for parent in path.relative_to(top).parents}
+            sizes = [size for _, size, *_ in looks] + [BLOCK] * len(directories)
+            make_ext4(stage, new, room(sizes), WRITTEN, count=len(sizes))
             new.replace(image)  # a guest that has mapped the old one keeps it
             made.write_text(f"{key} {digest(image)}\n")
         except (OSError, subprocess.CalledProcessError) as error:
             raise LabError(f"{image}: cannot be made of {top}: {error}") from None
         finally:
             shutil.rmtree(stage, ignore_errors=True)
+
+
+def room(sizes: Sequence[int]) -> int:
+    """MiB of an image for files of these sizes. A small one takes a block all the same."""
+    return (sum(max(1, -(-size // BLOCK)) * BLOCK + INODE for size in sizes) * 5 // 4 + SPARE) >> 20
 
 
 def _look(path: Path) -> tuple[int, int, int]:

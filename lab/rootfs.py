@@ -68,6 +68,7 @@ NO_CERTIFICATE = (
 )
 
 IMAGE_STEP = 128  # MiB; a guest takes memory devices in such pieces
+BYTES_PER_FILE = 16384  # of an image at least, as mkfs.ext4 expects: by this it makes inodes
 NOT_IN_IMAGE = ("var/lib/apt/lists", "var/cache")  # they differ with the archive's date, and no guest reads them
 IMAGE_ID = "6d9c1f6e-2f0e-4f5c-9a57-0c6b7d1d5a10"  # of all, so that directories are read in the same order
 
@@ -596,11 +597,11 @@ def make_image(root: Path, image: Path) -> None:
     make_ext4(root, image, int(used.split()[0]) * 3 // 2 + 256, newest_of_packages(root), left_out)
 
 
-def make_ext4(top: Path, image: Path, size: int, newest: int, hidden: Sequence[str] = ()) -> None:
+def make_ext4(top: Path, image: Path, size: int, newest: int, hidden: Sequence[str] = (), count: int = 0) -> None:
     """
     An ext4 file system of size MiB or a little more that holds what is below top; sparse. No file in it was written
     after newest (seconds since 1970), which top's files are changed for, too; directories in hidden are empty in it.
-    Raises CalledProcessError.
+    count: of files and directories, if they may be smaller than mkfs.ext4 expects. Raises CalledProcessError.
     """
     for directory, names, files in os.walk(top):
         for path in (directory, *(os.path.join(directory, name) for name in (*names, *files))):
@@ -608,6 +609,8 @@ def make_ext4(top: Path, image: Path, size: int, newest: int, hidden: Sequence[s
     size = -(-size // IMAGE_STEP) * IMAGE_STEP
     # A guest maps it (DAX), for which blocks must be pages.
     argv = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-U", IMAGE_ID]
+    if count > (size << 20) // BYTES_PER_FILE:
+        argv += ["-N", str(count * 5 // 4)]
     argv += ["-E", f"lazy_itable_init=0,hash_seed={IMAGE_ID}", "-d", str(top), str(image), f"{size}M"]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     env = os.environ | {"PATH": path, "LC_ALL": "C", "E2FSPROGS_FAKE_TIME": str(newest)}

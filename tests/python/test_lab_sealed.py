@@ -190,6 +190,19 @@ def test_an_image_holds_what_there_is_and_is_made_anew_when_that_changes(tmp_pat
     assert not (tmp_path / "image.stage").exists()
 
 
+def test_an_image_has_room_for_many_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a block and an inode, however little there is in it."""
+    monkeypatch.setattr(rootfs, "IMAGE_STEP", 1)
+    for name in ("a", "b"):
+        (tmp_path / "top" / name).mkdir(parents=True)
+        for number in range(2500):
+            (tmp_path / "top" / name / str(number)).write_text("x")
+    image = tmp_path / "image.ext4"
+    images.make_image(image, tmp_path / "top", images.files_below(tmp_path / "top"))
+    argv = ["/usr/sbin/debugfs", "-R", "ls -p /b", str(image)]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.count("/100644/") == 2500
+
+
 # What a build has beside its programs; of a user's own, each may be a part of it.
 OF_A_BUILD = ["x.p/program.c.o", "program.d", "state", "lock", "build.log", "left-out", "meson-logs/x", "init.d/x"]
 
