@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import re
 import selectors
 import shlex
 import shutil
@@ -29,13 +30,14 @@ from . import CACHE, CHECKOUT, LabError
 from .channel import CONTROL, ERRORS, FILES, OUTPUT, SIZE, Channel, unpack
 from .images import checkout_image, directory_image
 from .models import cpu_model, disk_models, ensure_modules, machines_parameter, module_parameter
-from .rootfs import RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
+from .rootfs import QEMU, RUN_TOOLS, Tree, cpio, die_with_parent, locked, require
 
 BOOT_LIMIT = 900.0  # s until the command starts: a few on a machine that does nothing else
 # Emulated CPUs now and then trip over code that the kernel patches while it boots ("Oops:
 # int3"). The command has not started then, so that a second boot changes nothing.
 BOOT_TRIES = 3
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+FAILURE = re.compile(r"Kernel panic|Oops|BUG:")  # what a kernel says of its own
 TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
 ROOT_SPACE = 8192  # MiB of addresses for the root image, which is a memory device
 LOOK_S = 0.02  # s between two looks at what a sealed guest says
@@ -148,7 +150,7 @@ def qemu_argv(tree: Tree, accel: str, options: Options, wiring: Wiring) -> list[
         cmdline += " nolapic_timer"
     disk = "format=raw,discard=unmap,detect-zeroes=off,cache=unsafe,aio=threads,if=none"
     checkout = str(CHECKOUT).replace(",", ",,")
-    argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+    argv = [QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
     memory = f"{options.memory}M,maxmem={options.memory + ROOT_SPACE}M"
     argv += ["-machine", "q35,i8042=off", "-smp", str(options.cpus), "-m", memory]
     argv += ACCELERATORS[accel]
@@ -517,13 +519,15 @@ def write_all(number: int, data: bytes) -> None:
 
 def choose_accel(tree: Tree) -> str:
     """
-    "kvm" where a trial boot with it reached user space, else "tcg". The verdict is cached; where time ran out, which it
-    may on a busy machine, until the machine's next boot.
+    "kvm" where a trial boot with it reached user space, else "tcg". The verdict is cached. One that may have a passing
+    reason (time ran out on a busy machine, QEMU found no memory) counts until the machine's next boot.
     """
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"
     cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
-    key = hashlib.sha256(f"{platform.release()} {cpu} {tree.release}".encode()).hexdigest()[:16]
+    found = shutil.which(QEMU)
+    qemu = (os.stat(found).st_size, os.stat(found).st_mtime_ns) if found else ()  # another version is another file
+    key = hashlib.sha256(f"{platform.release()} {cpu} {tree.release} {qemu}".encode()).hexdigest()[:16]
     path = CACHE / "accel.json"
     with locked("accel"):
         try:
@@ -531,34 +535,33 @@ def choose_accel(tree: Tree) -> str:
         except (OSError, ValueError):
             verdicts = {}
         until_boot = f"{key} {BOOT_ID.read_text().strip()}"
-        found = verdicts.get(key, verdicts.get(until_boot))
-        if found is None:
-            verdict = trial_boot(tree)
-            found = verdict or "tcg"
-            verdicts[key if verdict else until_boot] = found
+        accel = verdicts.get(key, verdicts.get(until_boot))
+        if accel is None:
+            verdict, complaint = trial_boot(tree)
+            if complaint:
+                print(f"lab: {complaint}; delete {path} to try KVM again", file=sys.stderr)
+            accel = verdict or "tcg"
+            verdicts[key if verdict else until_boot] = accel
             new = path.with_suffix(".new")
             new.write_text(json.dumps(verdicts) + "\n")
             new.replace(path)
-        return str(found)
+        return str(accel)
 
 
-def trial_boot(tree: Tree) -> str | None:
-    """The verdict; None if there was too little time for one."""
+def trial_boot(tree: Tree) -> tuple[str, str]:
+    """The verdict, "" if there is none that lasts; and what went wrong."""
     options = Options(("true",), memory=1024, disk_size=MIB * 64)
-    try:
-        with Guest(tree, "kvm", options) as guest:
+    with Guest(tree, "kvm", options) as guest:
+        try:
             guest.wait_ready(TRIAL_LIMIT)
             guest.relay(TRIAL_LIMIT, {}, None)
-    except (BootTimeout, TimeoutError):
-        print(
-            f"lab: a trial boot with KVM took more than {TRIAL_LIMIT:.0f} s: using TCG until this machine boots again",
-            file=sys.stderr,
-        )
-        return None
-    except GuestDied:
-        print("lab: a trial boot with KVM did not reach user space: using TCG from now on", file=sys.stderr)
-        return "tcg"
-    return "kvm"
+        except (BootTimeout, TimeoutError):
+            return "", f"a trial boot with KVM took more than {TRIAL_LIMIT:.0f} s: TCG until this machine boots again"
+        except GuestDied:
+            if FAILURE.search(guest.console_text()):
+                return "tcg", "the guest's kernel failed in a trial boot with KVM: TCG from now on"
+            return "", "a trial boot with KVM did not reach user space: TCG until this machine boots again"
+    return "kvm", ""
 
 
 # ---- one command ------------------------------------------------------------------

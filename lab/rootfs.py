@@ -56,7 +56,8 @@ BUILD_TOOLS = {
     "apt-config": "apt",
     "zstd": "zstd",
 }
-RUN_TOOLS = {"qemu-system-x86_64": "qemu-system-x86", str(BUSYBOX): "busybox-static"}
+QEMU = "qemu-system-x86_64"
+RUN_TOOLS = {QEMU: "qemu-system-x86", str(BUSYBOX): "busybox-static"}
 
 NO_CLUSTER = (
     "mkdir -p $1/etc/postgresql-common/createcluster.d"

@@ -445,6 +445,9 @@ class Trial:
         if self.end:
             raise self.end
 
+    def console_text(self) -> str:
+        return "[    1.000000] Oops: general protection fault\n"
+
 
 @pytest.mark.parametrize(
     ("ready", "end", "accel", "boots"),
@@ -475,6 +478,31 @@ def test_a_trial_boot_is_kept_where_time_ran_out_until_the_next_boot(
     assert [guest.choose_accel(TREE) for _ in range(2)] == [accel] * 2 and trial.boots == 1
     (tmp_path / "boot_id").write_text("two\n")
     assert guest.choose_accel(TREE) == accel and trial.boots == boots
+
+
+@pytest.mark.parametrize(("says", "boots"), [("", 2), ("qemu: Cannot allocate memory", 2), ("Kernel panic - not", 1)])
+def test_that_kvm_does_not_work_is_kept_if_the_kernel_said_so(
+    says: str, boots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """QEMU may find no memory, or KVM in use, in a moment only."""
+    tree = replace(TREE, **{name: tmp_path / name for name in ("image", "vmlinux", "initrd")})
+    for path in (tree.image, tree.vmlinux, tree.initrd):
+        path.touch()
+    fake, started = tmp_path / "qemu-system-x86_64", tmp_path / "started"
+    fake.write_text(f"#!/bin/sh\necho >>{started}\necho '{says}' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(rootfs, "CACHE", tmp_path)
+    monkeypatch.setattr(guest, "CACHE", tmp_path)
+    monkeypatch.setattr(guest, "BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    for boot in ("one", "one", "two"):
+        (tmp_path / "boot_id").write_text(boot)
+        assert guest.choose_accel(tree) == "tcg"
+    assert len(started.read_text()) == boots
+    assert f"delete {tmp_path}/accel.json" in capsys.readouterr().err
+    fake.write_text(fake.read_text() + "# of another version\n")
+    assert guest.choose_accel(tree) == "tcg" and len(started.read_text()) == boots + 1
 
 
 @pytest.mark.parametrize("sealed", [False, True])
