@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from . import CACHE, CHECKOUT, RELEASE, LabError, Variant
+from . import CACHE, CHECKOUT, RELEASE, RELEASES, LabError, Variant
 
 PACKAGES_FILE = CHECKOUT / "lab" / "packages.txt"
 # What a release needs beside these: for kernel modules of the user's own, as BDUS's is.
@@ -131,11 +131,12 @@ def parse_sources(text: str, deb822: bool) -> Iterator[tuple[str, str, list[str]
 def choose_mirror(sources: Iterable[tuple[str, str, list[str]]], codename: str) -> Mirror | None:
     """
     Pick the archive that serves codename (or stable, testing, sid), and its security archive. Third parties have
-    suites of these names, too, so that one which has the updates, or is named as Debian's, comes before others.
+    suites of these names, too, so that one which has the updates, or a release of the lab, or is named as Debian's,
+    comes before others.
     """
     names = (codename, "stable", "testing", "unstable", "sid", RELEASE)
     mains: list[str] = []
-    with_updates = set()
+    with_updates, of_the_lab = set(), set()
     security = None
     for uri, suite, components in sources:
         if "main" not in components:
@@ -143,13 +144,18 @@ def choose_mirror(sources: Iterable[tuple[str, str, list[str]]], codename: str) 
         uri, suite = uri.rstrip("/"), suite.strip("/")
         if suite in names:
             mains.append(uri)
+            of_the_lab |= {uri} if suite in RELEASES else set()
         elif suite.removesuffix("-updates") in names or suite.removesuffix("-backports") in names:
             with_updates.add(uri)
         elif suite.removesuffix("-security") in names or suite.endswith("/updates"):
             security = security or uri
     if not mains:
         return None
-    return Mirror(max(mains, key=lambda uri: (uri in with_updates, uri.endswith("/debian"))), security)
+
+    def likely(uri: str) -> tuple[bool, bool, bool]:
+        return uri in with_updates, uri in of_the_lab, uri.endswith("/debian")
+
+    return Mirror(max(mains, key=likely), security)
 
 
 def of_list(uri: str) -> str:
@@ -171,7 +177,10 @@ def machine_mirror(etc: Path = Path("/etc/apt")) -> Mirror:
         if path.suffix in (".list", ".sources") and path.is_file():
             found = parse_sources(path.read_text(errors="replace"), path.suffix == ".sources")
             sources += [(of_list(uri), suite, components) for uri, suite, components in found]
-    mirror = choose_mirror(sources, os_release().get("VERSION_CODENAME", ""))
+    system = os_release()
+    # The archive of another distribution serves a release of its own by that name.
+    codename = system.get("VERSION_CODENAME", RELEASE) if system.get("ID") == "debian" else RELEASE
+    mirror = choose_mirror(sources, codename)
     if mirror is None:
         raise LabError(
             "/etc/apt names no Debian archive with component main: add one, as in"

@@ -98,6 +98,26 @@ def test_a_mirror_without_updates_is_known_by_its_name() -> None:
     )
 
 
+UBUNTU = """\
+deb http://archive.ubuntu.com/ubuntu noble main restricted
+deb http://archive.ubuntu.com/ubuntu noble-updates main restricted
+deb http://security.ubuntu.com/ubuntu noble-security main
+"""
+
+
+@pytest.mark.parametrize("chrome", ["", "deb https://dl.google.com/linux/chrome/deb/ stable main\n"])
+def test_the_archive_of_another_distribution_is_no_mirror(
+    chrome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ubuntu has suites for its own names, and Debian's may have been added."""
+    monkeypatch.setattr(rootfs, "os_release", lambda: {"ID": "ubuntu", "VERSION_CODENAME": "noble"})
+    (tmp_path / "sources.list").write_text(f"{chrome}{UBUNTU}deb http://a.example/mirror trixie main\n")
+    assert rootfs.machine_mirror(tmp_path) == Mirror("http://a.example/mirror", None)
+    (tmp_path / "sources.list").write_text(UBUNTU)
+    with pytest.raises(LabError, match=r"^/etc/apt names no Debian archive"):
+        rootfs.machine_mirror(tmp_path)
+
+
 def test_a_list_of_mirrors_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Debian's cloud images."""
     monkeypatch.setattr(rootfs, "os_release", lambda: {"VERSION_CODENAME": "trixie"})
