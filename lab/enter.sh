@@ -14,6 +14,8 @@ fi
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs tmp "$root/tmp"
-touch "$root/etc/resolv.conf"
-mount --bind "$(readlink -f /etc/resolv.conf)" "$root/etc/resolv.conf"
+if [ -e /etc/resolv.conf ]; then # not on each machine without a network
+	touch "$root/etc/resolv.conf"
+	mount --bind "$(readlink -f /etc/resolv.conf)" "$root/etc/resolv.conf"
+fi
 exec chroot "$root" "$@"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import stat
 import struct
@@ -96,6 +97,39 @@ def test_a_mirror_without_updates_is_known_by_its_name() -> None:
     assert choose_mirror([AZURE, ("http://a.example", "trixie", ["main"])], "trixie") == Mirror(
         AZURE[0].rstrip("/"), None
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as building in the lab's root does")
+@pytest.mark.parametrize("nameservers", ["none", "dangling", "some"])
+def test_a_root_is_entered_with_the_name_servers_that_there_are(nameservers: str, tmp_path: Path) -> None:
+    """A machine without a network may have no /etc/resolv.conf, or a link to what a service has not made."""
+    root, etc = tmp_path / "root", tmp_path / "etc"
+    for directory in ("bin", "userblk", "proc", "dev", "tmp", "etc"):
+        (root / directory).mkdir(parents=True)
+    etc.mkdir()
+    shutil.copy(rootfs.BUSYBOX, root / "bin/busybox")
+    if nameservers == "dangling":
+        (etc / "resolv.conf").symlink_to("/run/nosuch/resolv.conf")
+    elif nameservers == "some":
+        (etc / "resolv.conf").write_text("nameserver 192.0.2.1\n")
+    command = rootfs.in_root(
+        replace(TREE, root=root), ["/bin/busybox", "sh", "-c", "/bin/busybox cat /etc/resolv.conf"]
+    )
+    hidden = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-ec",
+        'mount --bind "$0" /etc; exec "$@"',
+        str(etc),
+    ]
+    done = subprocess.run([*hidden, *command], capture_output=True, text=True)
+    if nameservers == "some":
+        assert (done.returncode, done.stdout) == (0, "nameserver 192.0.2.1\n"), done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (1, "cat: can't open '/etc/resolv.conf': No such file or directory\n")
 
 
 UBUNTU = """\
