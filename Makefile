@@ -66,11 +66,13 @@ $(PARTS):
 	$(LINK)
 .PHONY: $(PARTS)
 
+# Meson would take a relative DESTDIR from its own directory on.
+TO_DESTDIR = DESTDIR="$${DESTDIR:+$$(realpath -ms -- "$$DESTDIR")}"
 install: all ## install everything (DESTDIR, prefix)
-	@DESTDIR=$(DESTDIR) meson install -C build/$(TARGET) --no-rebuild --quiet
+	@$(TO_DESTDIR) meson install -C build/$(TARGET) --no-rebuild --quiet
 uninstall: ## remove the installed files
 	$(BUILD) build.ninja
-	@DESTDIR=$(DESTDIR) packaging/uninstall build/$(TARGET)
+	@$(TO_DESTDIR) packaging/uninstall build/$(TARGET)
 deb: deps ## build Debian packages of the committed tree, into build/deb (needs debhelper and dh-python)
 	packaging/make-deb
 clean: ## remove what was built, except the lab's root file system and results

@@ -17,8 +17,10 @@ PAGES = [Path(name) for name in subprocess.check_output(["git", "ls-files", "*.[
 PROGRAMS = {page.stem for page in PAGES if page.stem.startswith("userblk")}
 
 
-def _make(target: str, destination: Path) -> None:
-    subprocess.run(["make", "-s", target, f"DESTDIR={destination}"], check=True, timeout=900)
+def _make(target: str, destination: Path) -> subprocess.CompletedProcess[str]:
+    """DESTDIR is as a user may write it: from here on."""
+    argv = ["make", "-s", target, f"DESTDIR={os.path.relpath(destination)}"]
+    return subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=900)
 
 
 def _files(top: Path) -> set[Path]:
@@ -48,19 +50,20 @@ def test_an_archive_is_whole_or_not_made(tmp_path: Path) -> None:
 
 
 def test_what_is_installed_can_be_removed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    cache_of_lab = tmp_path_factory.mktemp("cache")
-    other = tmp_path / "usr/bin/other"
+    cache_of_lab, top = tmp_path_factory.mktemp("cache"), tmp_path / "a b"
+    other = top / "usr/bin/other"
     other.parent.mkdir(parents=True)
     other.touch()
-    _make("install", tmp_path)
-    usr = tmp_path / "usr/local"
+    done = _make("install", top)
+    assert done.returncode == 0, done.stderr
+    usr = top / "usr/local"
     programs = [path for place in ("bin", "sbin") for path in (usr / place).glob("userblk*")]
     assert {path.name for path in programs} == PROGRAMS
     assert all(os.access(path, os.X_OK) for path in programs)
     assert {path.name for path in (usr / "share/bash-completion/completions").iterdir()} == PROGRAMS
-    installed = _files(tmp_path)
+    installed = _files(top)
     for link in (path for path in installed if path.is_symlink()):
-        assert (tmp_path / os.readlink(link).lstrip("/")).is_file(), link
+        assert (top / os.readlink(link).lstrip("/")).is_file(), link
     rooms = {str(path.relative_to(usr / "lib/userblk")) for path in (usr / "lib/userblk").rglob("*.so")}
     assert rooms == {f"plugins/{name}.so" for name in PLUGINS} | {
         f"tcmu-handlers/handler_userblk_{name}.so" for name in PLUGINS
@@ -93,5 +96,7 @@ source.CACHE = pathlib.Path({str(cache_of_lab)!r}); sys.exit(main())"""
     assert (source / "lab/make-in-root").is_file() and not list(source.rglob("*.so"))
     for cache in python.rglob("__pycache__"):
         subprocess.run(["rm", "-r", str(cache)], check=True)
-    _make("uninstall", tmp_path)
-    assert _files(tmp_path) == {other}
+    assert _make("uninstall", top).returncode == 0
+    assert _files(top) == {other}
+    done = _make("uninstall", top)
+    assert done.returncode == 2 and f"uninstall: {top}/usr/local has nothing of userblk; name " in done.stderr
