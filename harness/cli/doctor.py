@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..machine import paths
 from ..machine.blockdev import identify
+from ..machine.packages import installing
 from ..machine.safety import Refused, check, confirmation, contents, first_confirmation
 from ..machine.tuning import hardware_disks
 from ..model import config, source, tables
@@ -58,7 +59,7 @@ class Finding:
 
 
 def program(name: str, package: str) -> Need:
-    fix = f"apt-get install {package}" if package else f"install {name}"
+    fix = installing(package) if package else f"install {name}"
     return Need(f"program {name}", bool(find_program(name)), fix)
 
 
@@ -113,7 +114,7 @@ def lab_needs() -> list[Need]:
     tree = rootfs.find_tree(Variant())
     tools = rootfs.RUN_TOOLS if tree else rootfs.BUILD_TOOLS | rootfs.RUN_TOOLS
     lacking = rootfs.lacking(tools)
-    found = [Need(f"program {tool}", tool not in lacking, f"apt-get install {tools[tool]}") for tool in tools]
+    found = [Need(f"program {tool}", tool not in lacking, installing(tools[tool])) for tool in tools]
     return [*found, Need(f"root file system in {CACHE}", tree is not None, "lab/build")]
 
 

@@ -18,6 +18,7 @@ from userblk.analysis.table import DEVICES
 from ..engines.base import device_engine
 from ..machine import paths
 from ..machine.blockdev import identify
+from ..machine.packages import installing
 from ..machine.safety import contents
 from ..machine.tuning import cpu_list, listed
 from ..model import config, tables
@@ -272,7 +273,7 @@ def check_needs(plan: Plan, named: Collection[str], only_planned: bool) -> None:
     for program in (*programs, *doctor.ON_FILES) if plan.with_files else programs:
         if not find_program(program):
             package = doctor.ON_FILES.get(program, program)
-            raise ConfigError(f"program {program} is not installed; run: apt-get install {package}")
+            raise ConfigError(f"program {program} is not installed; run: {installing(package)}")
 
 
 def within(suite: Suite, asked: Sequence[str] | None, cpus: int, remedy: str) -> tuple[Workload, ...]:

@@ -18,6 +18,7 @@ from userblk.analysis.summaries import Campaign, changes_of_all, read_campaign
 from userblk.analysis.tabulate import make_tables
 
 from ..machine import paths
+from ..machine.packages import installing
 from ..model.tables import ConfigError
 from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say
 
@@ -88,7 +89,7 @@ def history_command(args: argparse.Namespace) -> int:
         try:
             draw([args.output])
         except ImportError:
-            raise ConfigError("output: figures need matplotlib; run: apt-get install python3-matplotlib") from None
+            raise ConfigError(f"output: figures need matplotlib; run: {installing('python3-matplotlib')}") from None
         except OSError as error:
             raise ConfigError(f"output={args.output}: {error.strerror}; name a file that can be written") from None
     return 0

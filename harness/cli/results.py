@@ -24,6 +24,7 @@ from userblk.analysis.table import Table, graded
 from userblk.analysis.tabulate import make_tables, tail_table
 
 from ..machine import paths
+from ..machine.packages import installing
 from ..model.plan import EXTRA, Plan, read_plan
 from ..model.tables import ConfigError
 from ..running import archive, hosts, stopping
@@ -57,7 +58,7 @@ def write_reports(reports: Sequence[Report], directory: Path) -> list[str]:
     try:
         return [*files, *report.draw(reports, directory)]
     except ImportError:
-        say("Figures need matplotlib; run: apt-get install python3-matplotlib")
+        say(f"Figures need matplotlib; run: {installing('python3-matplotlib')}")
         return list(files)
 
 

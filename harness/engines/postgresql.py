@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ..machine.filesystem import Memory
+from ..machine.packages import installing
 from ..machine.subprocesses import CommandError, Process, Recorder, end_in_words
 from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, KINDS, Kind
@@ -198,8 +199,8 @@ class Postgresql(Flow):
 
     def lacks(self, workload: Workload, build: str) -> str:
         if not server_program("initdb"):
-            return "PostgreSQL is not installed; apt-get install postgresql"
-        return "" if shutil.which("sysbench") else "sysbench is not installed; apt-get install sysbench"
+            return f"PostgreSQL is not installed; {installing('postgresql')}"
+        return "" if shutil.which("sysbench") else f"sysbench is not installed; {installing('sysbench')}"
 
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]

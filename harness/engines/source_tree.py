@@ -22,6 +22,7 @@ from userblk import __version__
 from ..machine import paths
 from ..machine.durable import write_json
 from ..machine.filesystem import Memory
+from ..machine.packages import installing
 from ..machine.subprocesses import Recorder, end_in_words
 from ..model.config import Parameter, Profile, Suite, Workload
 from ..model.parts import ENGINES
@@ -156,7 +157,7 @@ class SourceTree(Flow):
             return "the tree is made of a checkout's files; run bin/userblk in one"
         for program, package in PROGRAMS.items():
             if not shutil.which(program):
-                return f"{program} is not installed; apt-get install {package}"
+                return f"{program} is not installed; {installing(package)}"
         return ""
 
     def with_values(

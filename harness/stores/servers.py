@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..machine.packages import installing
 from ..machine.paths import CHECKOUT, PYTHON_PATH
 from ..machine.subprocesses import Recorder
 from ..machine.teardown import Teardown, undo
@@ -163,7 +164,7 @@ def remove_all(access: Access) -> None:
         import boto3  # only here, since the runner needs nothing but Python's standard library
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        raise BringUpError("a store of your own needs boto3; run: apt-get install python3-boto3") from None
+        raise BringUpError(f"a store of your own needs boto3; run: {installing('python3-boto3')}") from None
     left: list[dict[str, str]] = []
     try:
         client = boto3.client(

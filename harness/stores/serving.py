@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..machine.packages import installing
 from ..machine.subprocesses import Process, Recorder
 from ..machine.teardown import PATIENCE, Teardown, await_true, undo
 from ..model.config import SystemConfig, parameters_of
@@ -32,17 +33,17 @@ def lacks(config: SystemConfig) -> str:
     """What this machine lacks for a system, with the remedy; empty: nothing."""
     if config.device == "s3backer":
         if not shutil.which("s3backer"):
-            return f"s3backer is not installed; run: apt-get install {S3BACKER_PACKAGE}"
+            return f"s3backer is not installed; run: {installing(S3BACKER_PACKAGE)}"
         if not Path("/dev/fuse").exists():
             return "there is no /dev/fuse; load the kernel module fuse"
     elif not find_program("nbdkit"):
-        return "nbdkit is not installed; run: apt-get install nbdkit"
+        return f"nbdkit is not installed; run: {installing('nbdkit')}"
     if config.client == "kernel" and not find_program("nbd-client"):
-        return "nbd-client is not installed; run: apt-get install nbd-client"
+        return f"nbd-client is not installed; run: {installing('nbd-client')}"
     if config.device == "nbdkit-s3":
         argv = ["nbdkit", "S3", "--dump-plugin"]
         if subprocess.run(argv, capture_output=True, check=False).returncode:
-            return f"nbdkit's S3 plugin cannot be loaded; run: apt-get install {PYTHON_PACKAGE} python3-boto3"
+            return f"nbdkit's S3 plugin cannot be loaded; run: {installing(PYTHON_PACKAGE, 'python3-boto3')}"
     return ""
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from userblk.harness.machine import paths
+from userblk.harness.cli import doctor
+from userblk.harness.machine import packages, paths
 
 assert paths.CHECKOUT is not None
 CHECKOUT = paths.CHECKOUT
@@ -73,6 +74,31 @@ def test_without_root_one_line_says_the_command(
     assert installer.main(["bench"]) == 2
     error = capsys.readouterr().err
     assert "dnf install" in error and " procps-ng" in error and " fio" not in error
+
+
+@pytest.mark.parametrize(
+    ("system", "remedies"),
+    [
+        (
+            "debian",
+            ["apt-get install no-such", "apt-get install mergerfs", "apt-get install util-linux mount nbd-client"],
+        ),
+        (
+            "fedora",
+            ["install what Debian has in no-such", "install what Debian has in mergerfs", "dnf install util-linux nbd"],
+        ),
+        (
+            "arch",
+            [f"install what Debian has in {names}" for names in ("no-such", "mergerfs", "util-linux mount nbd-client")],
+        ),
+    ],
+)
+def test_a_remedy_is_one_of_this_distribution(
+    system: str, remedies: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "distribution", lambda: system)
+    assert [doctor.program("no-such", package).fix for package in ("no-such", "mergerfs")] == remedies[:2]
+    assert packages.installing("util-linux", "mount", "nbd-client") == remedies[2]
 
 
 def test_a_purpose_that_is_none(installer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
