@@ -196,9 +196,21 @@ static void unlock(struct passthrough *p)
 		pthread_rwlock_unlock(&p->drop_lock);
 }
 
-/* What failed since the last call, or since the open of fd. 0 or negative errno. */
-static int loss_since(int fd)
+static int sync_descriptor(int fd)
 {
+	int r;
+
+	do
+		r = fdatasync(fd) < 0 ? -errno : 0;
+	while (r == -EINTR);
+	return r;
+}
+
+/* What failed since the last call, or since the open of fd. 0 or negative errno. */
+static int loss_since(const struct passthrough *p, int fd)
+{
+	if (p->is_stacked)
+		return sync_descriptor(fd);
 	/* Waits for a page at most. */
 	return sync_file_range(fd, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) < 0 ? -errno : 0;
 }
@@ -206,13 +218,11 @@ static int loss_since(int fd)
 /* Under drop_lock: a request under way has not dropped some of it meanwhile. */
 static int sync_locked(struct passthrough *p)
 {
-	int r;
+	/* The other descriptor of a stacked file does both. */
+	int r = p->is_stacked && p->loss_fd >= 0 ? 0 : sync_descriptor(p->fd);
 
-	do
-		r = fdatasync(p->fd) < 0 ? -errno : 0;
-	while (r == -EINTR);
 	if (r == 0 && p->loss_fd >= 0)
-		r = loss_since(p->loss_fd);
+		r = loss_since(p, p->loss_fd);
 	if (r == 0)
 		p->is_cached = !p->direct;
 	return r;
@@ -362,7 +372,7 @@ static void passthrough_heed(struct backend *b, int watch)
 		(p->is_device ? own.st_rdev != watched.st_rdev
 			      : own.st_dev != watched.st_dev || own.st_ino != watched.st_ino))
 		return;
-	keep_flush_error(p, loss_since(watch));
+	keep_flush_error(p, loss_since(p, watch));
 }
 
 /* ---- trim and zero ---------------------------------------------------------- */

@@ -36,6 +36,7 @@ struct passthrough {
 	char *file;
 	bool created, extended; /* by the open; undone by the close, unless it was started */
 	bool is_device;
+	bool is_stacked;       /* on overlayfs, which asks the file system below only in a sync */
 	dev_t disk;	       /* the device itself or the one below the file; may be anonymous */
 	uint32_t sector;       /* logical block size of a device; 1 for a file */
 	uint32_t block;	       /* what info tells: of direct I/O, or sector */

@@ -8,11 +8,13 @@
 #include <inttypes.h>
 #include <linux/falloc.h>
 #include <linux/fs.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
@@ -161,17 +163,18 @@ static int open_for_losses(
 	struct passthrough *p, const struct passthrough_config *c, const struct backend_host *host)
 {
 	struct stat st, own;
-	int fd = open(c->file, O_WRONLY | O_CLOEXEC);
+	int r, fd = open(c->file, O_WRONLY | O_CLOEXEC);
 
-	if (fd < 0 && errno != ENOENT) {
-		int r = -errno;
-
-		backend_error(host, "file=%s: cannot be opened twice: %s; raise the limits",
-			c->file, strerror(-r));
+	if (fd < 0) {
+		r = -errno;
+		if (r == -ENOENT)
+			return report_replaced(c, host);
+		backend_error(host, "file=%s: cannot be opened a second time: %s; %s", c->file,
+			strerror(-r),
+			r == -EMFILE || r == -ENFILE ? "raise the limit of open files"
+						     : "use direct=off");
 		return r;
 	}
-	if (fd < 0)
-		return report_replaced(c, host);
 	if (fstat(fd, &own) < 0 || fstat(p->fd, &st) < 0 || own.st_dev != st.st_dev ||
 		own.st_ino != st.st_ino) {
 		close(fd);
@@ -373,6 +376,7 @@ static int examine_file(
 	struct passthrough *p, const struct passthrough_config *c, const struct backend_host *host)
 {
 	struct stat st;
+	struct statfs fs;
 	int sector = 1, locked = 0;
 	int64_t size;
 
@@ -381,6 +385,8 @@ static int examine_file(
 	if (p->is_device != S_ISBLK(st.st_mode))
 		return report_replaced(c, host);
 	p->disk = p->is_device ? st.st_rdev : st.st_dev;
+	p->is_stacked =
+		!p->is_device && fstatfs(p->fd, &fs) == 0 && fs.f_type == OVERLAYFS_SUPER_MAGIC;
 	size = passthrough_current_size(p);
 	if (size < 0)
 		return (int)size;

@@ -226,10 +226,10 @@ test-xfstests-lab: ## run the same over the disk of each framework, in the lab, 
 ifdef XFSTESTS
 	$(if $(LINUX),$(MAKE) all,lab/make-in-root all)
 	@mkdir -p $(XFSTESTS_RECORD)-lab
-	for fs in $(XFSTESTS_FS); do $(XFSTESTS_GUEST) --extra '$(XFSTESTS)' --share $(XFSTESTS_RECORD)-lab -- \
+	@failed=; set -x; for fs in $(XFSTESTS_FS); do $(XFSTESTS_GUEST) --extra '$(XFSTESTS)' --share $(XFSTESTS_RECORD)-lab -- \
 		sh -c 'cp -a /extra /tmp/xfstests && PYTHONPATH=/userblk/python:/userblk/tests/support \
 		exec python3 tests/differential/xfstests.py --xfstests /tmp/xfstests --record /results --fs '$$fs' \
-		--systems $(XFSTESTS_FRAMEWORKS) $(XFSTESTS_TESTS)'; done
+		--systems $(XFSTESTS_FRAMEWORKS) $(XFSTESTS_TESTS)' || failed+=" $$fs"; done; test -z "$$failed"
 else
 	@echo "SKIPPED [1] xfstests in the lab: XFSTESTS= does not say where it is installed, and Debian has no package of it"
 	@test "$$CI" != true

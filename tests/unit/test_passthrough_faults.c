@@ -7,10 +7,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/magic.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include "backends/passthrough.h"
@@ -25,6 +27,7 @@ static struct {
 	int no_dsync;	    /* RWF_DSYNC is unknown */
 	int sync_error;	    /* the next fdatasync or write with RWF_DSYNC fails with this, once */
 	int lost_error;	    /* each descriptor gets this once, by a sync or durable write */
+	bool stacked;	    /* a sync alone reaches the file system below, which has lost it */
 	int told[4];	    /* those that had it, plus 1 */
 	int write_error;    /* each other write fails with this */
 	unsigned dio_align; /* what direct I/O is said to need */
@@ -203,7 +206,18 @@ WRAP(int, fdatasync, int fd)
 
 WRAP(int, sync_file_range, int fd, off_t offset, off_t length, unsigned flags)
 {
-	return tell_loss(fd) ? -1 : __real_sync_file_range(fd, offset, length, flags);
+	if (!plan.stacked && tell_loss(fd))
+		return -1;
+	return __real_sync_file_range(fd, offset, length, flags);
+}
+
+WRAP(int, fstatfs64, int fd, struct statfs *fs)
+{
+	int r = __real_fstatfs64(fd, fs);
+
+	if (plan.stacked)
+		fs->f_type = OVERLAYFS_SUPER_MAGIC;
+	return r;
 }
 
 /* After a command has failed, the kernel announces it no more. */
@@ -409,22 +423,50 @@ static void test_a_durable_write_gets_the_error_of_another(void **state)
 /* With direct I/O on a file, where the file system may have cached another's write all the same. */
 static void test_a_durable_write_takes_no_loss_away(void **state)
 {
-	struct device d;
 	char block[512] = "x";
 
 	(void)state;
-	open_file(&d, 1);
-	for (int i = 0; i < 2; i++)
-		assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
-	/* Its own: there was no room. */
-	plan.sync_error = ENOSPC;
-	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
-	assert_int_equal(backend_flush(d.backend), 0);
-	plan.lost_error = ENOSPC;
-	assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
-	for (int i = 0; i < 2; i++)
-		assert_int_equal(backend_flush(d.backend), -ENOSPC);
-	device_close(&d);
+	for (int stacked = 0; stacked < 2; stacked++) {
+		struct device d;
+
+		memset(&plan, 0, sizeof plan);
+		plan.stacked = stacked;
+		open_file(&d, 1);
+		for (int i = 0; i < 2; i++)
+			assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), 0);
+		/* Its own: there was no room. */
+		plan.sync_error = ENOSPC;
+		assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
+		assert_int_equal(backend_flush(d.backend), 0);
+		plan.lost_error = ENOSPC;
+		assert_int_equal(device_write(&d, block, 512, 0, BACKEND_FUA), -ENOSPC);
+		for (int i = 0; i < 2; i++)
+			assert_int_equal(backend_flush(d.backend), -ENOSPC);
+		device_close(&d);
+	}
+}
+
+/* By the descriptor of a process that watched the file when another server ended. */
+static void test_what_others_lost_is_heeded(void **state)
+{
+	(void)state;
+	for (int stacked = 0; stacked < 2; stacked++) {
+		const char *file = scratch_file("faults", MIB);
+		int watch = open(file, O_RDONLY);
+		struct device d;
+
+		memset(&plan, 0, sizeof plan);
+		plan.stacked = stacked;
+		device_open(&d, &passthrough_backend, "%s;direct=off", file);
+		backend_heed(d.backend, watch);
+		assert_int_equal(backend_flush(d.backend), 0);
+		plan.lost_error = EIO;
+		backend_heed(d.backend, watch);
+		plan.lost_error = 0;
+		assert_int_equal(backend_flush(d.backend), -EIO);
+		device_close(&d);
+		close(watch);
+	}
 }
 
 /* The kernel drops cached pages before it zeroes; with direct I/O, those of the edges of zeroes. */
@@ -615,6 +657,7 @@ int main(void)
 		cmocka_unit_test_setup(test_durable_writes_after_zeroes, set_up),
 		cmocka_unit_test_setup(test_a_durable_write_gets_the_error_of_another, set_up),
 		cmocka_unit_test_setup(test_a_durable_write_takes_no_loss_away, set_up),
+		cmocka_unit_test_setup(test_what_others_lost_is_heeded, set_up),
 		cmocka_unit_test_setup(test_flush_beside_zeroes, set_up),
 		cmocka_unit_test_setup(test_huge_blocks, set_up),
 		cmocka_unit_test_setup(test_two_create_the_file, set_up),
