@@ -152,21 +152,22 @@ def write_counters(directory: Path) -> None:
 
 def bytes_moved(pid: int) -> int:
     """
-    Bytes that a process has read and written, 0 if it is gone: by read(2) and write(2) or, as by io_uring and libaio
-    past the page cache, from and to disks.
+    Bytes that a process has read and written by system calls, 0 if it is gone. What disks have moved for it would be
+    that of io_uring and libaio as well, but also the program itself, which the dropped caches no longer hold.
     """
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:
         return 0
     counts = {name: int(count) for name, _, count in (line.partition(": ") for line in lines)}
-    return max(counts["rchar"] + counts["wchar"], counts["read_bytes"] + counts["write_bytes"])
+    return counts["rchar"] + counts["wchar"]
 
 
 def ramp_end(first_io: float, ramp_s: float, ended: float, measured_s: float) -> float:
     """
     When the ramp was over, if the workload does not tell: by its first I/O that was seen (0: none). What it measured
-    fits in before its end: I/O past the page cache to a file of FUSE is not seen, but the logs that fio writes last.
+    fits in before its end. So it is placed if its I/O is by io_uring or libaio, of which nothing is seen, or only the
+    logs that fio writes last: later than it was by those, by the last flush and by a poll.
     """
     latest = ended - measured_s
     return min(first_io + ramp_s, latest) if first_io else latest
