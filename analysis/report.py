@@ -59,6 +59,8 @@ def summaries_of(directory: Path, suite: str, host: str = ALL_HOSTS) -> Iterator
         file = done.with_name("summary.json")
         try:
             summary = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue  # it is being made again, or lost_of() names it
         except (OSError, ValueError) as error:
             raise SummaryError(f"{file}: cannot be read: {error}") from None
         if summary.get("schema") != SCHEMA:

@@ -97,6 +97,13 @@ def test_its_runs_are_in_no_table_of_the_paper(campaign: Path) -> None:
     assert make_tables(load_campaign(campaign)) == []
 
 
+def test_a_run_that_has_lost_its_summary_is_left_out(campaign: Path) -> None:
+    """Or is made again meanwhile: the other tables of the campaign can be made, and so can these."""
+    (campaign / "lab/nvme/failover/tcmu/kill/2/summary.json").unlink()
+    (one,) = failover.reports(campaign)
+    assert [row[3] for row in one.rows] == ["3", "2", "1"]
+
+
 def test_no_runs_and_broken_files(tmp_path: Path) -> None:
     assert failover.reports(tmp_path) == []
     directory = write_run(tmp_path, "tcmu", 1)
