@@ -185,15 +185,15 @@ LIMITS = (
 
 
 def _own_groups() -> Iterator[Path]:
-    """The memory control groups of this process: its own and those above, as far as a container shows them."""
+    """The memory control groups of this process, its own and those above, as a container shows them. Raises OSError."""
     points = {}
     for mount in mounts_of():
         if mount.kind == "cgroup2" or (mount.kind == "cgroup" and "memory" in mount.options):
             points[mount.kind] = Path(mount.point)
-    for line in lines_of(Path("/proc/self/cgroup")):
+    for line in filter(None, lines_of(Path("/proc/self/cgroup"))):
         _, controllers, path = line.split(":", 2)
         point = points.get("cgroup" if controllers else "cgroup2")
-        if point and controllers in ("", "memory"):
+        if point and (not controllers or "memory" in controllers.split(",")):
             own = point / path.lstrip("/")
             yield from (one for one in (own, *own.parents) if one.is_relative_to(point))
 
@@ -209,8 +209,10 @@ def _left(group: Path) -> int | None:
 
 
 def left_by_groups() -> int | None:
-    """Bytes of memory that control groups leave to this process and what it starts; None: there is no limit."""
-    return min((left for group in _own_groups() if (left := _left(group)) is not None), default=None)
+    """Bytes of memory that control groups leave to this process and what it starts; None: no limit is known."""
+    with suppress(OSError):  # a kernel without control groups
+        return min((left for group in _own_groups() if (left := _left(group)) is not None), default=None)
+    return None
 
 
 @undo

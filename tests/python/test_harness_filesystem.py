@@ -18,7 +18,7 @@ from userblk.harness.engines.flow import prepare_by
 from userblk.harness.machine import filesystem, teardown
 from userblk.harness.machine.blockdev import BlockDevice, identify
 from userblk.harness.machine.filesystem import FileSystemError, limit_memory, make_ext4, mount_ext4, mounted_type
-from userblk.harness.machine.mounts import mounts_of
+from userblk.harness.machine.mounts import Mount, mounts_of
 from userblk.harness.machine.subprocesses import CommandError, Process, Recorder
 from userblk.harness.machine.teardown import Teardown, recover
 from userblk.harness.systems import Running
@@ -190,6 +190,30 @@ def test_what_a_container_leaves(tmp_path: Path) -> None:
         assert 1 << 29 < left < 1 << 30
     finally:
         undo.unwind()
+
+
+def test_memory_of_a_kernel_without_control_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is empty, where none is mounted, or is not there."""
+
+    def missing(file: Path) -> list[str]:
+        raise FileNotFoundError(file)
+
+    for lines in (lambda file: [""], missing):
+        monkeypatch.setattr(filesystem, "lines_of", lines)
+        assert filesystem.left_by_groups() is None
+
+
+def test_a_group_of_memory_and_another_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As version 1 mounts them together."""
+    group = tmp_path / "mine"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text("1000\n")
+    (group / "memory.usage_in_bytes").write_text("700\n")
+    (group / "memory.stat").write_text("total_active_file 100\n")
+    mount = Mount(str(tmp_path), "cgroup", "cgroup", 0, ("rw", "cpu", "memory"))
+    monkeypatch.setattr(filesystem, "mounts_of", lambda: [mount])
+    monkeypatch.setattr(filesystem, "lines_of", lambda file: ["2:cpu,memory:/mine", "0::/other"])
+    assert filesystem.left_by_groups() == 400
 
 
 def test_the_guest_is_its_own_limit() -> None:
