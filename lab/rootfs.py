@@ -370,14 +370,13 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def needs_libraries(program: Path) -> bool:
+def needs_libraries(program: bytes) -> bool:
     """Does an ELF program name a dynamic linker?"""
     PT_INTERP = 3
-    data = program.read_bytes()
-    if not data.startswith(b"\x7fELF"):
+    if not program.startswith(b"\x7fELF"):
         return False
-    (at,), (size, count) = struct.unpack_from("<Q", data, 0x20), struct.unpack_from("<HH", data, 0x36)
-    return any(struct.unpack_from("<I", data, at + size * number)[0] == PT_INTERP for number in range(count))
+    (at,), (size, count) = struct.unpack_from("<Q", program, 0x20), struct.unpack_from("<HH", program, 0x36)
+    return any(struct.unpack_from("<I", program, at + size * number)[0] == PT_INTERP for number in range(count))
 
 
 def lacking(tools: dict[str, str]) -> dict[str, str]:
@@ -386,7 +385,7 @@ def lacking(tools: dict[str, str]) -> dict[str, str]:
 
     def there(tool: str) -> bool:
         found = shutil.which(tool, path=path)
-        return bool(found) and not (tool == str(BUSYBOX) and needs_libraries(BUSYBOX))
+        return bool(found) and not (tool == str(BUSYBOX) and needs_libraries(BUSYBOX.read_bytes()))
 
     return {tool: package for tool, package in tools.items() if not there(tool)}
 
@@ -413,15 +412,16 @@ def in_root(tree: Tree, command: Sequence[str]) -> list[str]:
 
 
 def find_tree(variant: Variant) -> Tree | None:
-    """The cached tree, if it is complete and made of what the recipe says now, with this machine's busybox."""
+    """The cached tree, if it is complete and made of what the recipe says now, with a busybox that can start."""
     top = CACHE / str(variant)
     try:
         made = json.loads((top / "made.json").read_text())
+        initrd = (top / "initrd").read_bytes()
     except (OSError, ValueError):
         return None
     if made.get("key") != tree_key(variant, packages_of(variant)) or "image" not in made:
         return None
-    if not BUSYBOX.exists() or BUSYBOX.read_bytes() not in (top / "initrd").read_bytes():
+    if needs_libraries(initrd[initrd.find(b"\x7fELF") :]):  # the first program in it is busybox
         return None
     return Tree(variant, made["release"], top / "root", top / "root.ext4", top / "vmlinux", top / "initrd")
 
@@ -517,6 +517,7 @@ def build_tree(variant: Variant) -> Tree:
 def build_own_tree(variant: Variant) -> Tree:
     """The release's own tree with the user's kernel and its modules instead. Raises LabError."""
     assert variant.own
+    require(RUN_TOOLS)  # one of which goes into the initrd
     release, image, modules = own_kernel(variant.own)
     base = ensure_tree(Variant(variant.release))
     if os.geteuid() != 0:

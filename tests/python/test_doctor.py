@@ -45,6 +45,8 @@ def test_half_a_lab_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (top / "root.ext4").touch()
     rootfs.write_made(top, rootfs.tree_key(Variant(), rootfs.packages_of(Variant())), "6.12")
     assert doctor.lab_needs()[-1].met
+    (top / "initrd").unlink()
+    assert not doctor.lab_needs()[-1].met
 
 
 def test_what_the_lab_is_built_with_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

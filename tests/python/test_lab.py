@@ -356,10 +356,14 @@ def test_a_tree_of_another_recipe_or_half_a_tree_is_none(tmp_path: Path, monkeyp
     (top / "initrd").write_bytes(b"modules" + rootfs.BUSYBOX.read_bytes() + b"more")
     tree = rootfs.find_tree(STABLE)
     assert tree is not None and tree.release == "6.12"
-    # It has the busybox that this machine had before another one was installed; or there is none any more.
+    # Another busybox on this machine, or none, is not that of the tree.
     monkeypatch.setattr(rootfs, "BUSYBOX", tmp_path / "busybox")
-    assert rootfs.find_tree(STABLE) is None
+    assert rootfs.find_tree(STABLE) == tree
     rootfs.BUSYBOX.write_bytes(b"another")
+    assert rootfs.find_tree(STABLE) == tree
+    (top / "initrd").write_bytes(rootfs.cpio([("bin/busybox", stat.S_IFREG, Path("/bin/sh").read_bytes())]))
+    assert rootfs.find_tree(STABLE) is None  # its own needs libraries, which are not there
+    (top / "initrd").unlink()
     assert rootfs.find_tree(STABLE) is None
 
 
