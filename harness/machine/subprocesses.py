@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import time
@@ -78,6 +79,18 @@ class Process:
             return False
         self.poll()
         return True
+
+    def ended(self, patience: float) -> bool:
+        """Has it ended within patience seconds? Until poll() or wait(), its clock is there."""
+        if self.child.returncode is not None:
+            return True
+        end = os.pidfd_open(self.pid)
+        try:
+            poll = select.poll()
+            poll.register(end, select.POLLIN)
+            return bool(poll.poll(1e3 * patience))
+        finally:
+            os.close(end)
 
     def fate(self) -> str:
         """Its name, how it has ended and what it said last."""

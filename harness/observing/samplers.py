@@ -175,7 +175,7 @@ class Sampler(Periodic):
     """Samples from entry to exit of the with block, every interval seconds, in a thread of its own.
 
     disks: kernel names (also of partitions) of the device used and, if there is one, of the device below.
-    counters: of the server; meter: of the machine's energy. to_end: the server ends meanwhile, and what it took counts.
+    counters: of the server; meter: of the machine's energy.
     """
 
     def __init__(
@@ -185,14 +185,13 @@ class Sampler(Periodic):
         interval: float,
         counters: Counters | None = None,
         meter: Meter | None = None,
-        to_end: bool = False,
     ) -> None:
         super().__init__(interval)
         self.stats = [Path("/sys/class/block", name, "stat") for name in disks]
         self.server = server
         self.counters = counters
         self.meter = meter
-        self.to_end = to_end
+        self.server_end: float | None = None
         self.samples: list[Sample] = []
         self.errors: list[str] = []
 
@@ -201,12 +200,16 @@ class Sampler(Periodic):
             sample = read_sample(self.stats, self.server, self.counters, self.meter)
             if self.samples:
                 sample = replace(sample, disks=tuple(map(unwrapped, self.samples[-1].disks, sample.disks)))
-                if self.to_end and sample.server is None:
-                    sample = replace(sample, server=self.samples[-1].server)
+            if sample.server is None:
+                sample = replace(sample, server=self.server_end)
             self.samples.append(sample)
         except OSError as error:
             if (text := f"sampling failed: {error}") not in self.errors:  # once, and not at every look
                 self.errors.append(text)
+
+    def keep_server_end(self) -> None:
+        """The server has ended, but was not waited for: what it has taken counts in all samples that follow."""
+        self.server_end = read_server(self.server) if self.server else None
 
     def use(self, begin: float, end: float) -> Use | None:
         """Means between two times (monotonic); None without two samples or any time between."""

@@ -200,7 +200,7 @@ class StoreRunner(Runner):
             )
             started = now()
             with ExitStack() as sampling:
-                sampler = Sampler([], served.server.pid, profile.interval_ms / 1e3, to_end=served.flush_by_end)
+                sampler = Sampler([], served.server.pid, profile.interval_ms / 1e3)
                 sampling.enter_context(sampler)
                 others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()
@@ -222,7 +222,7 @@ class StoreRunner(Runner):
                 ended = time.monotonic()
                 if not served.flush_by_end:
                     sampling.close()
-                problems = self.end(served, process, job, problems)
+                problems = self.end(served, process, job, sampler, problems)
                 later = time.monotonic() - ended if served.flush_by_end else 0.0
         finally:
             recorder.save()
@@ -266,7 +266,7 @@ class StoreRunner(Runner):
             "device_used": {"path": served.target[-1], "size": size},
         }
 
-    def end(self, served: Served, process: Process, job: Load, known: Sequence[str]) -> list[str]:
+    def end(self, served: Served, process: Process, job: Load, sampler: Sampler, known: Sequence[str]) -> list[str]:
         """
         End the server of a workload that has ended. Returns the first of what went wrong, also of what is known: the
         rest follows from it, as does what the results say.
@@ -278,7 +278,7 @@ class StoreRunner(Runner):
             problems.append(process.fate())
         problems += job.close()
         try:
-            served.stop()
+            served.stop(sampler.keep_server_end)
         except BringUpError as error:
             if died or not problems:
                 raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,16 +68,20 @@ class Served:
         if self.device:
             hang_up(self.device)
 
-    def stop(self) -> None:
-        """Ends it, which stores what is left. Raises BringUpError if it does not end well."""
+    def stop(self, at_end: Callable[[], None] = lambda: None) -> None:
+        """
+        Ends it, which stores what is left. Raises BringUpError if it does not end well. at_end: called when it has
+        ended, while its clock is there.
+        """
         if self.device:
             disconnect_nbd(self.device)
         if self.unmount:
             subprocess.run(["umount", str(self.unmount)], check=False, timeout=STOP_LIMIT)
         elif self.server.poll() is None:
             self.server.child.terminate()
-        if not self.server.wait(STOP_LIMIT):
+        if not self.server.ended(STOP_LIMIT):
             raise BringUpError(f"{self.server.record['name']} does not end within {STOP_LIMIT:.0f} s")
+        at_end()
         code = self.server.poll()
         self.teardown.unwind(self.mark)
         if code:
