@@ -69,7 +69,7 @@ NO_CERTIFICATE = (
 )
 
 IMAGE_STEP = 128  # MiB; a guest takes memory devices in such pieces
-BYTES_PER_FILE = 16384  # of an image at least, as mkfs.ext4 expects: by this it makes inodes
+NOT_FOR_FILES = 10  # inodes
 NOT_IN_IMAGE = ("var/lib/apt/lists", "var/cache")  # they differ with the archive's date, and no guest reads them
 IMAGE_ID = "6d9c1f6e-2f0e-4f5c-9a57-0c6b7d1d5a10"  # of all, so that directories are read in the same order
 
@@ -608,6 +608,12 @@ def make_image(root: Path, image: Path) -> None:
     make_ext4(root, image, int(used.split()[0]) * 3 // 2 + 256, newest_of_packages(root), left_out)
 
 
+def expected_files(size: int) -> int:
+    """For how many files mkfs.ext4 makes an image of size MiB if it is not told."""
+    bytes_per_file = 4096 if size < 512 else 16384
+    return (size << 20) // bytes_per_file - NOT_FOR_FILES
+
+
 def make_ext4(top: Path, image: Path, size: int, newest: int, hidden: Sequence[str] = (), count: int = 0) -> None:
     """
     An ext4 file system of size MiB or a little more that holds what is below top; sparse. No file in it was written
@@ -620,7 +626,7 @@ def make_ext4(top: Path, image: Path, size: int, newest: int, hidden: Sequence[s
     size = -(-size // IMAGE_STEP) * IMAGE_STEP
     # A guest maps it (DAX), for which blocks must be pages.
     argv = ["mkfs.ext4", "-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-U", IMAGE_ID]
-    if count > (size << 20) // BYTES_PER_FILE:
+    if count > expected_files(size):
         argv += ["-N", str(count * 5 // 4)]
     argv += ["-E", f"lazy_itable_init=0,hash_seed={IMAGE_ID}", "-d", str(top), str(image), f"{size}M"]
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"

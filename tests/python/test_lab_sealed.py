@@ -203,6 +203,22 @@ def test_an_image_has_room_for_many_small_files(tmp_path: Path, monkeypatch: pyt
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout.count("/100644/") == 2500
 
 
+def test_an_image_that_has_room_stays_as_it_is(tmp_path: Path) -> None:
+    """In one of less than 512 MiB, mkfs.ext4 expects smaller files."""
+    (tmp_path / "top").mkdir()
+    (tmp_path / "top/file").write_text("x")
+
+    def inodes(size: int, count: int) -> int:
+        rootfs.make_ext4(tmp_path / "top", tmp_path / "image", size, images.WRITTEN, count=count)
+        argv = ["/usr/sbin/dumpe2fs", "-h", str(tmp_path / "image")]
+        words = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
+        return int(words[words.index("count:") + 1])
+
+    for size in (128, 512):
+        assert inodes(size, 32768 - 10) == inodes(size, 0) == 32768
+        assert inodes(size, 32768) > 32768 + 10  # the first ten are not for files
+
+
 # What a build has beside its programs; of a user's own, each may be a part of it.
 OF_A_BUILD = ["x.p/program.c.o", "program.d", "state", "lock", "build.log", "left-out", "meson-logs/x", "init.d/x"]
 
