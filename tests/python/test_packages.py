@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -74,6 +76,15 @@ def test_without_root_one_line_says_the_command(
     assert installer.main(["bench"]) == 2
     error = capsys.readouterr().err
     assert "dnf install" in error and " procps-ng" in error and " fio" not in error
+
+
+def test_it_leaves_no_bytecode(tmp_path: Path) -> None:
+    """As root, whose files in the checkout a user could not remove."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)
+    argv = [str(CHECKOUT / "packaging/install-packages"), "--dry-run", "build"]
+    subprocess.run(argv, env=environment, stdout=subprocess.DEVNULL, check=True)
+    assert not list((tmp_path / CHECKOUT.relative_to("/")).rglob("*.pyc"))
 
 
 @pytest.mark.parametrize(
