@@ -187,7 +187,7 @@ def lay_out_on_devices(
     if place.lab:
         check_own_code(options["suite"], options["systems"], "in the lab's guest")
     if options["sample_stacks"] and not place.lab and not shutil.which("perf"):
-        raise ConfigError(f"profile={args.profile}: perf is not installed; {perf.REMEDY}")
+        raise ConfigError(f"profile={args.profile}: perf is not installed; run: {installing(perf.PACKAGE)}")
     clock, model = chosen_clock(args, place, options["suite"], options["profile"].name)
     options["profile"] = config.load_profile(options["profile"].name, virtual=bool(model))
     if place.lab:

@@ -25,7 +25,7 @@ SAMPLES, MOST_HZ = 100_000, 997  # of a run, about; and never more often
 FIELDS = "comm,pid,tid,time,period,event,ip,sym,dso"
 UNITS = {"cycles": "cycles", "cpu-clock": "ns of CPU time"}
 SEPARATOR = ";"
-REMEDY = "run: apt-get install linux-perf"
+PACKAGE = "linux-perf"  # by Debian's name
 START_LIMIT, END_LIMIT = 60.0, 600.0  # s
 COUNTERS = Path("/sys/bus/event_source/devices")  # of CPUs: cpu, or cpu_core and cpu_atom
 
@@ -49,14 +49,14 @@ def argv(output: Path, seconds: float, sampled: str) -> list[str]:
 
 
 @contextmanager
-def recording(output: Path, seconds: float) -> Iterator[str]:
-    """What is sampled, of all CPUs, until the block's end. Raises PerfError."""
+def recording(output: Path, seconds: float, remedy: str) -> Iterator[str]:
+    """What is sampled, of all CPUs, until the block's end. remedy: what installs perf. Raises PerfError."""
     sampled = event()
     words = argv(output, seconds, sampled)
     try:
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     except FileNotFoundError:
-        raise PerfError(f"perf is not installed; {REMEDY}") from None
+        raise PerfError(f"perf is not installed; run: {remedy}") from None
     try:
         limit = time.monotonic() + START_LIMIT
         while not (output.exists() and output.stat().st_size):  # its head, which follows once all events are open

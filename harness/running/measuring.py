@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from ..engines.store import StoreResult
 from ..machine.blockdev import BlockDevice, opened, queue_attributes
 from ..machine.durable import write_json
 from ..machine.interrupt import held
+from ..machine.packages import installing
 from ..machine.prepare import dirty_limits
 from ..machine.subprocesses import Process, Recorder, now
 from ..machine.tuning import on_cpus
@@ -281,6 +282,12 @@ class Measurement:
         )
         (run.directory / replay.FILE).write_text(replay.job_file(job.argv, comments))
 
+    def looking(self) -> AbstractContextManager[str]:
+        """perf, in the repetition that it looks at: what it samples, else ""."""
+        if self.run.entry.repetition != SAMPLING:
+            return nullcontext("")
+        return perf.recording(self.run.directory / perf.DATA, self.job.seconds, installing(perf.PACKAGE))
+
     def watch(self, argv: Sequence[str]) -> Watched:
         """Start argv and watch it until it has ended and what it wrote is written back."""
         run, job = self.run, self.job
@@ -293,8 +300,7 @@ class Measurement:
             interval_s = self.interval_s
             events = self.counting and not run.profile.instructions  # which counting syscalls takes itself
             counted = stack.enter_context(counters.counting(server, events))
-            looking = perf.recording(run.directory / perf.DATA, job.seconds)
-            sampled = stack.enter_context(looking if run.entry.repetition == SAMPLING else nullcontext(""))
+            sampled = stack.enter_context(self.looking())
             sampler = stack.enter_context(Sampler(names, server, interval_s, counted, Meter()))
             hardware = Watcher(run.entry.device, run.device.disk)
             if not run.plan.emulated:

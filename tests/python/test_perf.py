@@ -22,6 +22,8 @@ from synthetic import make_campaign
 from userblk.analysis.flame import FLAMES, write_flames
 from userblk.analysis.page import write_report
 from userblk.analysis.summaries import load_campaign, read_campaign
+from userblk.harness import cli
+from userblk.harness.machine import packages
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.model.plan import COUNTING, EXTRA, SAMPLING, extend
 from userblk.harness.observing import perf
@@ -76,7 +78,7 @@ def test_what_perf_records_here(tmp_path: Path) -> None:
     if not shutil.which("perf"):
         pytest.skip("perf is not installed")
     code = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
-    with perf.recording(tmp_path / "perf.data", 1) as sampled:
+    with perf.recording(tmp_path / "perf.data", 1, "") as sampled:
         begin = time.monotonic()
         busy = subprocess.Popen([sys.executable, "-c", code])
         assert busy.wait(60) == 0
@@ -96,11 +98,24 @@ def test_perf_that_is_not_there_or_fails(tmp_path: Path, monkeypatch: pytest.Mon
     program.write_text("#!/bin/sh\necho 'no permission' >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(perf.PerfError, match="no permission"), perf.recording(tmp_path / "data", 1):
+    with pytest.raises(perf.PerfError, match="no permission"), perf.recording(tmp_path / "data", 1, ""):
         pass
     program.unlink()
-    with pytest.raises(perf.PerfError, match="apt-get install linux-perf"), perf.recording(tmp_path / "data", 1):
+    remedy = "apt-get install linux-perf"
+    with pytest.raises(perf.PerfError, match=remedy), perf.recording(tmp_path / "data", 1, remedy):
         pass
+
+
+def test_who_has_no_perf_is_told_its_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By this distribution's name."""
+    monkeypatch.setattr(packages, "distribution", lambda: "fedora")
+    monkeypatch.setattr(shutil, "which", lambda program, **_: None)
+    words = ["--profile", "perf", "--where", "host", "--systems", "native", "--sata", "/dev/null"]
+    monkeypatch.setattr(sys, "argv", ["userblk", "plan", *words])
+    assert cli.main() == 2
+    assert capsys.readouterr().err.endswith("perf is not installed; run: dnf install perf\n")
 
 
 # ---- the plan ---------------------------------------------------------------------------------
