@@ -167,14 +167,20 @@ def test_what_git_does_not_know_has_passed_nothing(top: Path, lost: str) -> None
 
 
 def test_the_checkers_of_style_fail_where_git_refuses(tmp_path: Path) -> None:
-    """As in a checkout of another user: they have looked at nothing."""
+    """As in a checkout of another user: they have looked at nothing. A missing program is no such failure."""
     assert paths.CHECKOUT is not None
-    (tmp_path / "git").write_text("#!/bin/sh\nexit 128\n")
-    (tmp_path / "git").chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    for target in ("spdx-check", "format-check", "shell-check", "man-check"):
-        done = subprocess.run(["make", target], cwd=paths.CHECKOUT, env=environment, capture_output=True, text=True)
-        assert done.returncode == 2, target
+    (tmp_path / "bin").mkdir()
+    programs = [tmp_path / "bin" / name for name in ("git", "shellcheck", "mandoc", "clang-format")]
+    for program in programs:
+        program.write_text("#!/bin/sh\nexit 0\n")
+        program.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    for does, code in (("exit 128", 2), ("printf 'Makefile\\0'", 0)):
+        programs[0].write_text(f"#!/bin/sh\n{does}\n")
+        for target in ("spdx-check", "format-check", "shell-check", "man-check"):
+            argv = ["make", f"VENV={tmp_path}", target]
+            done = subprocess.run(argv, cwd=paths.CHECKOUT, env=environment, capture_output=True, text=True)
+            assert done.returncode == code, (target, does, done.stderr)
 
 
 def named_by_make() -> list[str]:
