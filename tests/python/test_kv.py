@@ -181,7 +181,7 @@ def test_figures_show_a_run_over_time(tmp_path: Path, store: str) -> None:
     history = ENGINES["kv"].history
     assert history is not None and history.files == ("kv.json",)
     assert history.seconds({"files": {"ramp_s": 1, "runtime_s": 2}}) == 3
-    intervals, bins = history.read(tmp_path, 0.5, 0.1)
+    intervals, bins = history.read(tmp_path, report["duration_s"], 0.1)
     assert sum(one.operations for one in intervals) == sum(bins.values()) == report["summary"]["ops"] > 0
 
 
