@@ -18,7 +18,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from ..observing.environment import meminfo
+from . import cpusets
 from .blockdev import SAMPLES, BlockDevice, cached_share, discard, flush_cache, opened, zero_fill, zero_samples
+from .cpusets import CpusetError
 from .teardown import Teardown, restore_setting, settings_put_back, undo, write_setting
 
 VM = Path("/proc/sys/vm")
@@ -200,15 +202,26 @@ def dirty_limits() -> dict[str, int]:
 
 def limit_cpus(count: int, teardown: Teardown) -> None:
     """Leave so many CPUs on line, the first ones; 0: all of them. Raises PrepareError."""
-    online = [path for path in sorted(CPUS.glob("cpu[0-9]*"), key=lambda p: int(p.name[3:])) if _online(path)]
+    online = [path for path in sorted(CPUS.glob("cpu[0-9]*"), key=_number) if _online(path)]
     if count > len(online):
         raise PrepareError(f"{count} CPUs are needed, but {len(online)} are on line")
-    for path in reversed(online[count:] if count else []):
+    leaving = online[count:] if count else []
+    try:
+        sets = cpusets.to_restore({_number(path) for path in leaving}) if leaving else []
+    except CpusetError as error:
+        raise PrepareError(str(error)) from None
+    for path, cpus in reversed(sets):  # what is pushed first comes last
+        teardown.push("restore_setting", path=str(path), value=cpus)
+    for path in reversed(leaving):
         setting = path / "online"
         if not setting.exists():
             raise PrepareError(f"{path.name} cannot be taken off line")
         teardown.push("restore_setting", path=str(setting), value="1")
         write_setting(setting, "0")
+
+
+def _number(cpu: Path) -> int:
+    return int(cpu.name.removeprefix("cpu"))
 
 
 def _online(cpu: Path) -> bool:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""CPUs that go off line and come back, with CPU sets of control groups v1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from userblk.harness.machine.cpusets import CPUS, ONLY_FIRST, CpusetError, to_restore
+from userblk.harness.machine.mounts import mounts_of
+from userblk.harness.machine.prepare import PrepareError, limit_cpus
+from userblk.harness.machine.teardown import Teardown
+
+
+def a_set(path: Path, cpus: str) -> Path:
+    path.mkdir(parents=True)
+    (path / CPUS).write_text(f"{cpus}\n")
+    return path / CPUS
+
+
+def test_sets_that_lose_a_cpu_are_restored_from_the_first_on(tmp_path: Path) -> None:
+    a_set(tmp_path / "top", "0-3")
+    (tmp_path / "top" / ONLY_FIRST).touch()
+    outer, inner = a_set(tmp_path / "top/a", "0-3"), a_set(tmp_path / "top/a/b", "1-2")
+    a_set(tmp_path / "top/without", "0,2")
+    a_set(tmp_path / "top/empty", "")
+    assert to_restore({3}, [tmp_path / "top"]) == [(outer, "0-3")]
+    assert to_restore({1, 3}, [tmp_path / "top"]) == [(outer, "0-3"), (inner, "1-2")]
+    with pytest.raises(CpusetError, match=r"CPUs 1-3 cannot be taken off line: .*/a/b has no others \(1-2\)"):
+        to_restore({1, 2, 3}, [tmp_path / "top"])
+
+
+def test_in_a_container_whose_parents_are_not_seen_no_cpu_goes(tmp_path: Path) -> None:
+    a_set(tmp_path / "top", "0-3")
+    with pytest.raises(CpusetError, match="CPUs 3 cannot .* from this container for good; run outside of it"):
+        to_restore({3}, [tmp_path / "top"])
+    assert to_restore({3}, []) == []
+
+
+@pytest.fixture
+def cpuset() -> Iterator[Path]:
+    """A set with all CPUs, of the kernel's."""
+    tops = [one.point for one in mounts_of() if one.kind == "cgroup" and "cpuset" in one.options]
+    if not tops or os.cpu_count() == 1 or not (Path(tops[0]) / ONLY_FIRST).exists():
+        pytest.skip("kernel: no CPU sets of control groups v1, or one CPU")
+    path = Path(tops[0], "userblk-test")
+    path.mkdir()
+    try:
+        for name in ("cpuset.mems", CPUS):
+            (path / name).write_text((path.parent / name).read_text())
+        yield path
+    finally:
+        path.rmdir()
+
+
+def test_processes_have_all_cpus_again(cpuset: Path) -> None:
+    before = (cpuset / CPUS).read_text()
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            (cpuset / "tasks").write_text(str(process.pid))
+            own, teardown = os.sched_getaffinity(process.pid), Teardown()
+            try:
+                limit_cpus(1, teardown)
+                assert os.sched_getaffinity(process.pid) == {0}
+            finally:
+                teardown.unwind()
+            assert os.sched_getaffinity(process.pid) == own
+            assert (cpuset / CPUS).read_text() == before
+        finally:
+            process.kill()
+
+
+def test_a_set_is_not_left_without_cpus(cpuset: Path) -> None:
+    count, teardown = os.cpu_count(), Teardown()
+    (cpuset / CPUS).write_text("1")
+    try:
+        with pytest.raises(PrepareError, match=r"has no others \(1\)"):
+            limit_cpus(1, teardown)
+        assert os.cpu_count() == count
+    finally:
+        teardown.unwind()
