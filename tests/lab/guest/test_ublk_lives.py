@@ -173,6 +173,7 @@ class Life:
         self.disk = ublk("add", *mode, *plan.options, *self.words("one")).strip()
         self.program = Program(self.disk, seed)
         self.told: list[str] = []
+        self.killed: list[int] = []
         self.may_fail = False
 
     def words(self, device: str) -> tuple[str, str]:
@@ -207,6 +208,14 @@ class Life:
                 pid = info(self.disk)["pid"]
                 if pid > 0:
                     os.kill(pid, signal.SIGKILL)
+                    self.killed.append(pid)
+
+    def settled(self) -> bool:
+        """The kernel has noticed who was killed: until then, the disk is live, and its process the one that ends."""
+        if any(Path(f"/proc/{pid}").exists() for pid in self.killed):
+            return False
+        state = self.state()
+        return state == "waiting" or (state == "live" and info(self.disk)["pid"] not in self.killed)
 
     def burst(self, steps: tuple[tuple[str, float], ...]) -> None:
         running: list[tuple[str, subprocess.Popen[str]]] = []
@@ -243,7 +252,7 @@ class Life:
         if not killed:
             wait_until(f"the disk is served after {self.told}", lambda: self.state() == "live", DEADLINE)
         else:
-            wait_until("the kernel notices", lambda: self.state() in ("live", "waiting"), DEADLINE)
+            wait_until("the kernel notices", self.settled, DEADLINE)
         replaced = {name.split()[1] for name, code in codes if name.startswith("replace") and code == 0}
         unknown = {name.split()[1] for name, code in codes if name.startswith("replace") and code < 0}
         assert "bad" not in replaced, self.told
