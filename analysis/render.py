@@ -16,7 +16,19 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from .statistics import Interval
-from .table import DEVICES, MARK_TEXT, METRICS_BY_ID, NATIVE, SYSTEMS, Cell, Mark, Metric, Table, column_name
+from .table import (
+    DEVICES,
+    MARK_TEXT,
+    METRICS_BY_ID,
+    NATIVE,
+    OF_TABLE_1,
+    SYSTEMS,
+    Cell,
+    Mark,
+    Metric,
+    Table,
+    column_name,
+)
 
 SIGNS = (Mark.BETTER, Mark.WIDE, Mark.SAME, Mark.UNSTEADY)  # that follow a value
 
@@ -97,7 +109,10 @@ def legend(table: Table, ci: bool = True) -> list[str]:
     used = {mark for _, cell in cells for mark in cell.marks}
     if table.single:
         used.discard(Mark.SINGLE)  # a note says so of the whole table
-    lines += [f"{mark.value}: {MARK_TEXT[mark].replace('native', base)}." for mark in Mark if mark in used]
+    texts = {mark: MARK_TEXT[mark].replace("native", base) for mark in Mark if mark in used}
+    if table.number != 1:
+        texts = {mark: words.replace(OF_TABLE_1, "") for mark, words in texts.items()}
+    lines += [f"{mark.value}: {words}." for mark, words in texts.items()]
     shown = {metric.id for metric in table.metrics}
     if any(cell.absent for key, cell in table.cells.items() if key[3] in shown):
         lines.append("not in k: k of the valid runs have no such percentile, and are not in the mean.")

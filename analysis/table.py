@@ -107,10 +107,11 @@ class Mark(Enum):
     UNSTEADY = "^"
 
 
+OF_TABLE_1 = " (NVMe writes 10 %)"
 MARK_TEXT = {
     Mark.BETTER: "more than 5 % (CPU: 5 points) better than native",
     Mark.WIDE: "interval of the mean wider than the paper's limits: half width over 5 % of the mean"
-    " (NVMe writes 10 %), CPU 5 points",
+    f"{OF_TABLE_1}, CPU 5 points",
     Mark.SINGLE: "a single run, so no interval",
     Mark.UNSTEADY: "throughput of one of the runs was not steady after its warm-up",
     Mark.SAME: "no significant difference to native (Welch's test of this cell alone, at 5 %)",

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from userblk.harness.model.parts import ENGINES, Engine
 
 from .statistics import ALPHA, holm
-from .summaries import Run, warnings_note
+from .summaries import SIMULATED, Run, warnings_note
 from .table import (
     ALL_METRICS,
     CONTROL,
@@ -31,6 +31,8 @@ from .table import (
     make_cell,
     ordered,
 )
+
+Round = tuple[str, int]  # machine, repetition
 
 
 def _engine(run: Run) -> Engine:
@@ -74,6 +76,20 @@ def _one(runs: Sequence[Run], name: str) -> str:
     return ", ".join(sorted({str(getattr(run, name)) for run in runs if getattr(run, name)}))
 
 
+def _round(run: Run) -> Round:
+    """Where the run stands in time; a modelled machine has the same speed at any time."""
+    return ("", 0) if run.emulated.startswith(SIMULATED) else (run.machine, run.repetition)
+
+
+def _beside(base: Sequence[tuple[Round, float]], rounds: Set[Round]) -> list[float]:
+    """
+    The base's values of the rounds in which a system has runs: cells that need more rounds than others have them later,
+    and a machine that drifts would make a difference of that. All values where those are too few for an interval.
+    """
+    beside = [value for place, value in base if place in rounds]
+    return beside if len(beside) > 1 else [value for _, value in base]
+
+
 def make_table(
     runs: Sequence[Run],
     seed: int | None = None,
@@ -89,16 +105,18 @@ def make_table(
     """
     engines = {run.engine: _engine(run) for run in runs}.values()
     files = any(engine.on_files for engine in engines)
-    samples: dict[CellKey, list[float]] = defaultdict(list)
+    samples: dict[CellKey, list[tuple[Round, float]]] = defaultdict(list)
+    rounds: dict[tuple[str, str, str], set[Round]] = defaultdict(set)
     valid: dict[tuple[str, str, str], int] = defaultdict(int)
     invalid: dict[tuple[str, str, str], int] = defaultdict(int)
     for run in runs:
+        rounds[run.cell].add(_round(run))
         if not run.valid:
             invalid[run.cell] += 1
             continue
         valid[run.cell] += 1
         for name, value in run.metrics.items():
-            samples[(*run.cell, name)].append(value)
+            samples[(*run.cell, name)].append((_round(run), value))
     for failed in invalid:
         valid[failed] += 0  # a cell all the same
     unsteady = {run.cell for run in runs if run.valid and run.steady is False}
@@ -115,11 +133,14 @@ def make_table(
         for system in systems:
             for metric in dict.fromkeys((*ALL_METRICS, *metrics)):
                 key = (device, workload, system, metric.id)
-                native = None if base in ("", system) else samples.get((device, workload, base, metric.id))
+                native = None
+                if base not in ("", system):
+                    native = _beside(samples.get((device, workload, base, metric.id), []), rounds[key[:3]])
                 bad = invalid.get(key[:3], 0)
                 if metric not in METRICS and key not in samples:
                     continue
-                cell = make_cell(metric, device, workload, samples.get(key, []), native, bad, files)
+                sample = [value for _, value in samples.get(key, [])]
+                cell = make_cell(metric, device, workload, sample, native, bad, files)
                 if metric in TAILS:
                     marks, absent = cell.marks & {Mark.INVALID, Mark.SINGLE}, valid[key[:3]] - cell.n
                     cells[key] = replace(cell, marks=marks, p=None, absent=absent)

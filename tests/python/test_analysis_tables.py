@@ -156,6 +156,31 @@ def test_cell_of_invalid_runs_only() -> None:
     assert "; n = 0 to 2 runs per cell" in table.notes[0]
 
 
+def test_a_machine_that_becomes_slower_is_no_difference() -> None:
+    """Native has more rounds than the system, because another system needed them."""
+    values = [100 - 0.5 * index for index in range(15)]
+
+    def difference(**place: Any) -> Interval:
+        table = make_table(runs("native", values, **place) + runs("tcmu", values[:5], **place))
+        found = table.cell("sata", "seq-read-1th-4k", "tcmu", THROUGHPUT).difference
+        assert found and table.cell("sata", "seq-read-1th-4k", "native", THROUGHPUT).n == 15
+        return found
+
+    assert difference(emulated=False).value == pytest.approx(0)
+    # A modelled machine has one speed, and all runs count.
+    assert difference(model="cpu-9").value == pytest.approx(100 * (99 / 96.5 - 1))
+
+
+def test_the_limit_of_writes_to_nvme_is_named_where_it_is_applied() -> None:
+    """Below Table 1, not below tables of files, whose limit is 5 % everywhere."""
+    place = {"device": "nvme", "workload": "rand-write-1th-4k"}
+    of_files = runs("native", [92, 100, 108], engine="flow", **place)
+    of_blocks = runs("native", [70, 100, 130], **place)
+    for sample, named in ((of_blocks, True), (of_files, False)):
+        (said,) = (line for line in render.legend(make_table(sample)) if line.startswith(Mark.WIDE.value))
+        assert ("(NVMe writes 10 %)" in said) is named and "over 5 % of the mean" in said
+
+
 def test_without_native_there_is_no_difference() -> None:
     table = make_table(runs("tcmu", [8.0, 8.2]))
     cell = table.cell("sata", "seq-read-1th-4k", "tcmu", THROUGHPUT)
