@@ -91,6 +91,10 @@ class DeviceEngine(Engine):
         """Bytes that may be dirty, and from which on they are written back; 0: the kernel's own."""
         return profile.dirty_limits(device)
 
+    def memory_bytes(self, profile: Profile) -> int:
+        """What the memory of its workloads and their page cache is limited to; 0: it is not."""
+        return 0
+
     def timed(self, profile: Profile, workload: Workload) -> Profile:
         """With the workload's own times, where its suite has them."""
         return profile

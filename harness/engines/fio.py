@@ -329,11 +329,15 @@ class Fio(DeviceEngine):
     def fills(self, workload: Workload) -> bool:
         return not workload.writes
 
+    def memory_bytes(self, profile: Profile) -> int:
+        return profile.memory_bytes
+
     def prepare(self, run: Run) -> tuple[Job, dict[str, object]]:
         """Nothing is in the caches."""
         profile, workload, directory = run.profile, run.workload, run.directory
         found = make_area(run)
-        memory = limit_memory(profile.memory_bytes, run.plan.emulated, run.teardown) if profile.memory_bytes else None
+        limit = self.memory_bytes(profile)
+        memory = limit_memory(limit, run.plan.emulated, run.teardown) if limit else None
         job = Job(
             argv=argv(workload, profile, run.area, run.running.target, run.entry.seed, directory),
             seconds=sum(fio_times(workload, profile)),

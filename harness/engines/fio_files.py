@@ -12,7 +12,7 @@ from ..model.config import Parameter, Profile, Suite, Workload
 from ..model.parts import ENGINES, FILL_BYTES_PER_S, History
 from ..model.tables import ConfigError, Table
 from . import Result, fio
-from .base import FIO_MODES, Run, paper_of
+from .base import FIO_MODES, Run, paper_of, times_in
 from .flow import Flow, values_of
 
 SYNCED = "fdatasync"
@@ -51,11 +51,11 @@ def as_on_a_device(profile: Profile, workload: Workload) -> Profile:
     return dataclasses.replace(profile, **times, fixed_warm_up=fixed)
 
 
-def _workloads(suite: str, table: Table) -> Iterator[Workload]:
+def _workloads(suite: str, table: Table, profile: str) -> Iterator[Workload]:
     """Workloads from the rest of a suite's table: each mode with each number of threads."""
     parameters, threads = paper_of(table), tables.counts(table, "threads")
-    modes = table.table("modes")
-    table.end(("name", "engine", "systems", "parameters", "threads", "modes"))
+    timing, modes = times_in(table, profile), table.table("modes")
+    table.end(("name", "engine", "systems", "parameters", "threads", "modes", "timing"))
     for mode in list(modes.values):
         one = modes.table(mode)
         rw, size = one.text("rw", FIO_MODES), one.text("block_size")
@@ -71,6 +71,7 @@ def _workloads(suite: str, table: Table) -> Iterator[Workload]:
                 "fio-files",
                 fixed=fixed,
                 parameters=parameters,
+                timing=timing,
             )
 
 
@@ -83,7 +84,7 @@ class FioFiles(Flow):
     history = History((fio.REPORT, fio.IOPS_LOG), fio.read_history, lambda profile: fio.logged_s(profile["files"]))
 
     def suite(self, name: str, table: Table, profile: str, systems: tuple[str, ...]) -> Suite:
-        return Suite(name, tuple(_workloads(name, table)), systems)
+        return Suite(name, tuple(_workloads(name, table, profile)), systems)
 
     def with_values(
         self, workload: Workload, profile: Profile, parameters: Sequence[Parameter], devices: Sequence[str]

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -300,7 +299,7 @@ def values_of(workload: Workload, profile: Profile, parameters: Sequence[Paramet
     """What the parameters say of a workload's variables. Raises ConfigError."""
     values = {}
     for parameter in parameters:
-        if any(fnmatchcase(workload.id, pattern) for pattern in parameter.workloads):
+        if parameter.concerns(workload.id):
             value = parameter.value(profile.name, device, profile.virtual)
             if value is None:
                 of_paper = f"papers/{workload.parameters}" if workload.parameters else "workloads"
@@ -405,6 +404,9 @@ class Flow(DeviceEngine):
     def dirty_limits(self, profile: Profile, device: str) -> tuple[int, int]:
         return profile.files.dirty_bytes, profile.files.dirty_background_bytes
 
+    def memory_bytes(self, profile: Profile) -> int:
+        return profile.files.memory_bytes
+
     def ramp_s(self, profile: Profile) -> float:
         return profile.files.ramp_s
 
@@ -453,7 +455,7 @@ class Flow(DeviceEngine):
         recheck(device, run.confirm, running.server if running.backing else None, running.used.name)
         recorder = Recorder(run.directory / "preparation", run.teardown)
         lower, upper = mount_points(teardown)
-        memory = limit_memory(profile.files.memory_bytes, run.plan.emulated, teardown)
+        memory = limit_memory(self.memory_bytes(profile), run.plan.emulated, teardown)
         results = self.place_of_results(run)
         steady = bool(run.plan.model) and workload.writes
         try:

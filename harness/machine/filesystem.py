@@ -221,22 +221,30 @@ def disable_controller(control: str) -> None:
         Path(control).write_text("-memory")
 
 
-def _controller(teardown: Teardown) -> tuple[Path, str]:
-    """Where memory control groups are made, and the name of their limit. Raises FileSystemError."""
+def _controller() -> tuple[Path, int]:
+    """Where memory control groups are made, and of which version. Raises OSError, FileSystemError."""
     unified: list[Path] = []
     for mount in mounts_of():
         if mount.kind == "cgroup" and "memory" in mount.options:
-            return Path(mount.point), "memory.limit_in_bytes"
+            return Path(mount.point), 1
         if mount.kind == "cgroup2":
             unified.append(Path(mount.point))
     for point in unified:
         if "memory" in (point / "cgroup.controllers").read_text().split():
-            control = point / "cgroup.subtree_control"
-            if "memory" not in control.read_text().split():
-                teardown.push("disable_controller", control=str(control))
-                control.write_text("+memory")
-            return point, "memory.max"
+            return point, 2
     raise FileSystemError("memory: this machine has no memory control group, version 1 or 2, to limit it with")
+
+
+def _enable_controller(point: Path, teardown: Teardown) -> None:
+    control = point / "cgroup.subtree_control"
+    if "memory" not in control.read_text().split():
+        teardown.push("disable_controller", control=str(control))
+        control.write_text("+memory")
+
+
+def has_own_dirty_limit(limit: int, emulated: bool) -> bool:
+    """Will the memory that limit_memory() makes have dirty limits of its own? Raises OSError, FileSystemError."""
+    return bool(limit) and not emulated and _controller()[1] == 2
 
 
 def limit_memory(limit: int, emulated: bool, teardown: Teardown) -> Memory:
@@ -244,7 +252,10 @@ def limit_memory(limit: int, emulated: bool, teardown: Teardown) -> Memory:
     if emulated:
         return Memory(None, meminfo()["MemTotal"])
     try:
-        point, name = _controller(teardown)
+        point, version = _controller()
+        if version == 2:
+            _enable_controller(point, teardown)
+        name = "memory.max" if version == 2 else "memory.limit_in_bytes"
         cgroup = point / f"userblk-{os.getpid()}"
         with held():
             cgroup.mkdir()

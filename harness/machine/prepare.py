@@ -124,15 +124,26 @@ def unscale_dirty_share(mounted: Path, limit: int, unscaled: int) -> dict[str, o
     """
     Let a file system that may only fill a share of the dirty limit, as FUSE 1 % (Linux, mm/backing-dev.c), fill that
     share of another limit. limit, unscaled: bytes. With the share of a small limit, a writer sleeps for a tick of the
-    kernel's clock after every few hundred KB. mounted: where it is, for one run. Returns what it set.
+    kernel's clock after every few hundred KB. Such a file system is in no control group: while the limit is a ratio for
+    one, its share is one of the machine's memory, and becomes one of the limit (from Linux 6.3 on). mounted: where it
+    is, for one run. Returns what it set.
     """
     device = mounted.stat().st_dev
-    setting = BDI_SETTINGS / f"{os.major(device)}:{os.minor(device)}" / "max_ratio"
-    share = int(setting.read_text()) if setting.exists() else 100
-    if share == 100 or not limit or unscaled <= limit:
+    settings = BDI_SETTINGS / f"{os.major(device)}:{os.minor(device)}"
+    ratio, most = settings / "max_ratio", settings / "max_bytes"
+    share = int(ratio.read_text()) if ratio.exists() else 100
+    if share == 100 or not limit:
+        return {}
+    if not dirty_limits()["dirty_bytes"]:
+        size = share * max(limit, unscaled) // 100
+        if not most.exists():
+            return {"dirty_share_bytes": None}
+        most.write_text(str(size))
+        return {"dirty_share_bytes": size}
+    if unscaled <= limit:
         return {}
     percent = min(100, share * unscaled // limit)
-    setting.write_text(str(percent))
+    ratio.write_text(str(percent))
     return {"dirty_share_percent": percent}
 
 
@@ -178,21 +189,35 @@ def restore_dirty_limit(path: str, value: str) -> None:
     restore_setting(path, value)
 
 
-def limit_dirty(dirty: int, background: int, teardown: Teardown) -> None:
+def dirty_settings(dirty: int, background: int, share_of: int) -> dict[str, int]:
     """
-    Set the kernel's dirty limits in bytes until teardown; 0: leave them. Another campaign may have set its own
-    and be over first or last: both put back what the machine had before either of them.
+    The kernel's settings for dirty limits in bytes. share_of: the memory (bytes) of the control group of version 2 that
+    the writers are in; 0: they are in none. Of a number of bytes, such a group gets the part that it has of all memory
+    (Linux, mm/page-writeback.c, domain_dirty_limits()), but the whole ratio, of its own memory.
+    """
+    limits = {"dirty_background": background, "dirty": dirty}
+    if not share_of:
+        return {f"{name}_bytes": value for name, value in limits.items()}
+    return {f"{name}_ratio": max(1, round(100 * value / share_of)) for name, value in limits.items()}
+
+
+def limit_dirty(dirty: int, background: int, share_of: int, teardown: Teardown) -> None:
+    """
+    Set the kernel's dirty limits to so many bytes until teardown; 0: leave them. share_of: as dirty_settings() has it.
+    Another campaign may have set its own and be over first or last: both put back what the machine had before either
+    of them.
     """
     if not dirty:
         return
-    for name, value in (("dirty_background", background), ("dirty", dirty)):
+    for setting, value in dirty_settings(dirty, background, share_of).items():
+        name = setting.rpartition("_")[0]
         size, ratio = VM / f"{name}_bytes", VM / f"{name}_ratio"
         old = size if size.read_text().strip() != "0" else ratio  # setting one of the two zeroes the other
         value_now = old.read_text().strip()  # before we read what others noted: they note it before they set it
         noted = settings_put_back()
         path = next((str(setting) for setting in (size, ratio) if str(setting) in noted), str(old))
         teardown.push(restore_dirty_limit.__name__, path=path, value=noted.get(path, value_now))
-        write_setting(size, str(value))
+        write_setting(VM / setting, str(value))
 
 
 def dirty_limits() -> dict[str, int]:

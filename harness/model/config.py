@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from . import tables
 from .parts import ENGINES, KINDS, Engine
@@ -104,14 +105,18 @@ class Suite:
 class Parameter:
     """A variable of workload files that the paper does not state, or that a profile scales.
 
-    workloads: patterns of ids. values: by profile, then by device; "" there is every device. In the lab's virtual time
-    those of VIRTUAL take the place of the profile's.
+    workloads: patterns of ids; of several of one variable that concern a workload, the last one counts. values: by
+    profile, then by device; "" there is every device. In the lab's virtual time those of VIRTUAL take the place of the
+    profile's.
     """
 
     variable: str
     workloads: tuple[str, ...]
     reason: str
     values: Mapping[str, Mapping[str, int]]
+
+    def concerns(self, workload: str) -> bool:
+        return any(fnmatchcase(workload, pattern) for pattern in self.workloads)
 
     def value(self, profile: str, device: str, virtual: bool = False) -> int | None:
         columns = [self.values.get(name, {}) for name in ((VIRTUAL, profile) if virtual else (profile,))]

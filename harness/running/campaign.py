@@ -328,6 +328,9 @@ def check_model(plan: Plan, present: str) -> None:
         )
 
 
+OF_GROUPS = ", with control groups v2 as whole percents of the memory"  # the kernel takes no bytes for those
+
+
 def choices(plan: Plan) -> list[str]:
     """What the paper does not state of the plan's workloads on file systems, what was chosen and why: a line each."""
     if not plan.with_files:
@@ -341,7 +344,8 @@ def choices(plan: Plan) -> list[str]:
         limits = _dirty_limits(files.dirty_bytes, files.dirty_background_bytes)
         unscaled = files.unscaled_dirty_bytes
         share = f"; FUSE has its share of {unscaled} bytes, the limit of profile paper" if unscaled else ""
-        lines.append(f"dirty pages: at most {limits}{share} (the kernel's own is a fifth of the memory)")
+        grouped = "" if plan.emulated else OF_GROUPS
+        lines.append(f"dirty pages: at most {limits}{grouped}{share} (the kernel's own is a fifth of the memory)")
     return lines
 
 
@@ -353,15 +357,19 @@ def _choices(plan: Plan, paper: str, ids: Sequence[str]) -> list[str]:
 
     parameters, others = load_parameters(paper)
     lines = []
-    for parameter in parameters:
-        if not concerned(parameter.workloads):
+    for index, parameter in enumerate(parameters):
+        after = [later for later in parameters[index + 1 :] if later.variable == parameter.variable]
+        matched = [name for name in ids if parameter.concerns(name)]
+        names = [name for name in matched if not any(later.concerns(name) for later in after)]
+        if not names:
             continue
+        whose = ", ".join(parameter.workloads if names == matched else names)
         values = {device: parameter.value(plan.profile.name, device, plan.profile.virtual) for device in plan.devices}
         each = ", ".join(f"{value} on {device}" for device, value in values.items())
         shown = str(next(iter(values.values()))) if len(set(values.values())) == 1 else each
         same = values == {device: parameter.value(PAPER, device) for device in plan.devices}
         full = "" if same else ", scaled from the paper profile's"
-        lines.append(f"{parameter.variable} of {', '.join(parameter.workloads)} is {shown}{full} ({parameter.reason})")
+        lines.append(f"{parameter.variable} of {whose} is {shown}{full} ({parameter.reason})")
     of_all = (choice for choice in others if concerned(choice.workloads))
     return lines + [f"{choice.what}: {choice.value} ({choice.reason})" for choice in of_all]
 
@@ -383,9 +391,10 @@ def block_choices(plan: Plan) -> list[str]:
     if plan.emulated:
         memory = "all of the guest's"
     limits = dict.fromkeys(_dirty_limits(*profile.dirty_limits(name)) for name in plan.devices)
+    grouped = OF_GROUPS if profile.memory_bytes and not plan.emulated else ""
     lines = [
         f"memory: {memory} (the paper limited its machines to 4 GiB)",
-        f"dirty pages: at most {'; '.join(limits)} (the paper does not say)",
+        f"dirty pages: at most {'; '.join(limits)}{grouped} (the paper does not say)",
         f"discarded before writes: {areas}, whatever part a workload uses (the paper: its partition)",
         "fio: psync, buffered, no fsync (its defaults; the paper does not say)",
         "queue settings of each system's device: the native device's (the paper: no I/O scheduler)",

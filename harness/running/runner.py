@@ -31,6 +31,7 @@ from ..machine.blockdev import BlockDevice
 from ..machine.durable import append, replace, sync_tree, write_json
 from ..machine.filesystem import (
     FileSystemError,
+    has_own_dirty_limit,
 )
 from ..machine.prepare import (
     DeviceError,
@@ -412,7 +413,9 @@ class Runner:
             mark = self.teardown.mark()
             try:
                 become_machine_of(device.disk)
-                limit_dirty(*engine.dirty_limits(profile, first.device), self.teardown)
+                memory = engine.memory_bytes(profile)
+                share_of = memory if has_own_dirty_limit(memory, self.plan.emulated) else 0
+                limit_dirty(*engine.dirty_limits(profile, first.device), share_of, self.teardown)
                 limit_cpus(workload.cpus, self.teardown)
                 with ExitStack() as up:
                     with on_cpus(self.plan.pin_server):
@@ -432,7 +435,14 @@ class Runner:
                     while pending and not running.server_died():
                         filled = self.run_entry(pending[0], running, directory.name, filled)
                         pending.pop(0)
-            except (BringUpError, CommandError, PrepareError, subprocess.TimeoutExpired, OSError) as error:
+            except (
+                BringUpError,
+                CommandError,
+                FileSystemError,
+                PrepareError,
+                subprocess.TimeoutExpired,
+                OSError,
+            ) as error:
                 if cannot_keep(error, self.directory):
                     raise
                 for entry in pending:

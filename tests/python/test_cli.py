@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from made_up import small_campaign, small_plan, summary
 from userblk.harness.cli import main
 from userblk.harness.cli import run as cli_run
 from userblk.harness.cli.progress import Display, Lines, Pace, duration
+from userblk.harness.engines.flow import values_of
 from userblk.harness.machine.safety import Refused
-from userblk.harness.model.config import load_profile, load_suite, load_system
+from userblk.harness.model.config import load_parameters, load_profile, load_suite, load_system
 from userblk.harness.model.plan import Plan, read_plan
 from userblk.harness.model.tables import ConfigError
 from userblk.harness.observing import host_load
@@ -252,6 +254,24 @@ def test_choices_are_those_of_the_workloads_and_kept() -> None:
     full = choices(small_plan(suite=load_suite("bdus-fs"), profile=load_profile("paper")))
     assert full[0].startswith("size of seq-read-*, rand-* is 68719476736 on sata, 274877906944 on nvme (as")
     assert full[-1].startswith("dirty pages: at most 858993459 bytes") and "FUSE" not in full[-1]
+
+
+@pytest.mark.parametrize("suite", ["bdus-fs", "rfuse-fio", "rfuse-macro", "ufs-files"])
+@pytest.mark.parametrize("virtual", [False, True])
+def test_the_values_that_are_told_are_those_of_the_runs(suite: str, virtual: bool) -> None:
+    """Where a parameter takes the place of another one, that one is not told of the same workload."""
+    plan = small_plan(suite=load_suite(suite), profile=load_profile("quick", virtual), workloads=None)
+    told = [re.match(r"(\w+) of (.*) is (.*?)(?:, scaled| \()", line) for line in choices(plan)]
+    for workload in plan.suite.workloads:
+        parameters, _ = load_parameters(workload.parameters)
+        for device in plan.devices:
+            values = values_of(workload, plan.profile, parameters, device)
+            shown = []
+            for match in filter(None, told):
+                if any(fnmatch(workload.id, pattern) for pattern in match[2].split(", ")):
+                    own = re.search(rf"(\d+) on {device}", match[3])
+                    shown.append((match[1], int(own[1] if own else match[3])))
+            assert sorted(shown) == sorted(values.items())
 
 
 def test_no_dirty_limit_is_told_where_none_is_set() -> None:

@@ -102,7 +102,7 @@ def test_dirty_limits_come_back() -> None:
         pytest.skip("needs root")
     before = prepare.dirty_limits()
     teardown = Teardown()
-    prepare.limit_dirty(8 * MIB, 4 * MIB, teardown)
+    prepare.limit_dirty(8 * MIB, 4 * MIB, 0, teardown)
     try:
         during = prepare.dirty_limits()
         assert (during["dirty_bytes"], during["dirty_background_bytes"]) == (8 * MIB, 4 * MIB)
@@ -110,6 +110,48 @@ def test_dirty_limits_come_back() -> None:
         teardown.unwind()
     assert prepare.dirty_limits() == before
     assert not teardown.journal.exists()
+
+
+def test_a_group_of_version_2_gets_its_limit_as_a_ratio() -> None:
+    """The kernel scales bytes down to the group's part of the memory."""
+    assert prepare.dirty_settings(8, 4, 0) == {"dirty_background_bytes": 4, "dirty_bytes": 8}
+    of_paper = prepare.dirty_settings(858993459, 429496729, 4 << 30)
+    assert of_paper == {"dirty_background_ratio": 10, "dirty_ratio": 20}
+    assert prepare.dirty_settings(2 * MIB, MIB, 4 << 30) == {"dirty_background_ratio": 1, "dirty_ratio": 1}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_dirty_ratios_come_back() -> None:
+    before, teardown = prepare.dirty_limits(), Teardown()
+    prepare.limit_dirty(256 * MIB, 128 * MIB, 1024 * MIB, teardown)
+    try:
+        during = prepare.dirty_limits()
+        assert during == {
+            "dirty_bytes": 0,
+            "dirty_ratio": 25,
+            "dirty_background_bytes": 0,
+            "dirty_background_ratio": 12,
+        }
+    finally:
+        teardown.unwind()
+    assert prepare.dirty_limits() == before
+
+
+def test_a_file_system_outside_the_group_gets_its_share_of_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the limit is a ratio, its own would be one of the machine's memory."""
+    device = tmp_path.stat().st_dev
+    settings = tmp_path / f"{os.major(device)}:{os.minor(device)}"
+    settings.mkdir()
+    (settings / "max_ratio").write_text("1\n")
+    monkeypatch.setattr(prepare, "BDI_SETTINGS", tmp_path)
+    monkeypatch.setattr(prepare, "dirty_limits", lambda: {"dirty_bytes": 0, "dirty_ratio": 20})
+    assert prepare.unscale_dirty_share(tmp_path, 800 * MIB, 0) == {"dirty_share_bytes": None}  # before Linux 6.3
+    (settings / "max_bytes").write_text("0\n")
+    assert prepare.unscale_dirty_share(tmp_path, 800 * MIB, 0) == {"dirty_share_bytes": 8 * MIB}
+    assert int((settings / "max_bytes").read_text()) == 8 * MIB
+    assert prepare.unscale_dirty_share(tmp_path, 800 * MIB, 1600 * MIB) == {"dirty_share_bytes": 16 * MIB}
 
 
 def test_write_back_is_told_the_rate_of_a_modelled_disk_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +189,7 @@ def test_a_share_of_the_dirty_limit_is_that_of_the_unscaled_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prepare, "BDI_SETTINGS", tmp_path)
+    monkeypatch.setattr(prepare, "dirty_limits", lambda: {"dirty_bytes": limit or 1})
     device = tmp_path.stat().st_dev
     setting = tmp_path / f"{os.major(device)}:{os.minor(device)}/max_ratio"
     if share is not None:

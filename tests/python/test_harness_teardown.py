@@ -172,8 +172,8 @@ def test_two_campaigns_put_back_what_the_machine_had() -> None:
     first, second = Teardown(), Teardown()
     second.journal = second.journal.with_name("journal-1-0.json")  # of another process
     try:
-        limit_dirty(64 << 20, 32 << 20, first)
-        limit_dirty(128 << 20, 64 << 20, second)
+        limit_dirty(64 << 20, 32 << 20, 0, first)
+        limit_dirty(128 << 20, 64 << 20, 0, second)
         assert dirty_limits()["dirty_bytes"] == 128 << 20
     finally:
         first.unwind()
@@ -193,7 +193,7 @@ def test_a_campaign_of_an_older_version_is_put_back_as_well() -> None:
     steps = [["restore_setting", {"path": path, "value": value}] for path, value in settings.items()]
     (teardown.RUN / f"journal-{os.getppid()}-{start_time(os.getppid())}.json").write_text(json.dumps(steps))
     try:
-        limit_dirty(128 << 20, 32 << 20, stack)
+        limit_dirty(128 << 20, 32 << 20, 0, stack)
         stack.unwind()
         assert dirty_limits() == before
     finally:
@@ -210,7 +210,7 @@ def test_dirty_limits_that_were_no_default_are_put_back(name: str) -> None:
     (VM / name).write_text("0" if "ratio" in name else str(48 << 20))
     try:
         limits = dirty_limits()
-        limit_dirty(64 << 20, 32 << 20, stack)
+        limit_dirty(64 << 20, 32 << 20, 0, stack)
         stack.unwind()
         assert dirty_limits() == limits
     finally:
