@@ -281,6 +281,8 @@ def _table_of_rates(path: Path, number: int, title: str, notes: tuple[str, ...],
     with path.open(newline="", encoding="utf-8") as stream:
         for record in csv.DictReader(stream):
             value, below, above = (RATE_UNITS[unit] * float(record[head]) for head in (unit, "below", "above"))
+            if not below and not above:  # what is printed as 0.00 is less than half of the last digit
+                below = above = RATE_UNITS[unit] * 0.5 * 10.0 ** -len(record[unit].partition(".")[2])
             row = means.setdefault((record["device"], record["workload"]), {})
             row[record["system"]] = Interval(value, value - below, value + above)
     cells: dict[tuple[str, str, str, str], Cell] = {}

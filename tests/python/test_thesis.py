@@ -41,6 +41,13 @@ def test_its_numbers_with_their_intervals() -> None:
     assert files.difference is not None and files.difference.value == pytest.approx(100 * (263.31 / 7.61 - 1))
 
 
+def test_an_interval_that_is_printed_as_nothing_is_rounded() -> None:
+    """0.06 ± 0.00 is not exact: it is between 0.055 and 0.065."""
+    mean = THESIS.tables[2].cell("store", "rand-write-2th-64k-d4", "s3-direct", RATE).mean
+    assert mean and mean.low and mean.high
+    assert (mean.low / mean.value, mean.high / mean.value) == pytest.approx((55 / 60, 65 / 60))
+
+
 def test_its_rows_are_workloads_of_the_suites() -> None:
     for number, suite in ((1, "buse-null"), (2, "s3"), (3, "bs3-fs")):
         known = {workload.id for workload in load_suite(suite, "paper").workloads}
