@@ -192,7 +192,7 @@ def restore_dirty_limit(path: str, value: str) -> None:
 def dirty_settings(dirty: int, background: int, share_of: int) -> dict[str, int]:
     """
     The kernel's settings for dirty limits in bytes. share_of: the memory (bytes) of the control group of version 2 that
-    the writers are in; 0: they are in none. Of a number of bytes, such a group gets the part that it has of all memory
+    the writers are in; 0: they are in none. Such a group gets the part of a number of bytes that it has of all memory
     (Linux, mm/page-writeback.c, domain_dirty_limits()), but the whole ratio, of its own memory.
     """
     limits = {"dirty_background": background, "dirty": dirty}

@@ -30,7 +30,7 @@ print(most)
 
 @pytest.mark.skipif(not Path("/sys/fs/cgroup/cgroup.controllers").exists(), reason="kernel: no control groups v2")
 def test_a_group_gets_the_whole_limit() -> None:
-    """Of a limit in bytes it would get the part that it has of the guest's memory, a sixth."""
+    """A limit in bytes would be cut to the part that it has of the guest's memory, a sixth."""
     teardown = Teardown()
     assert has_own_dirty_limit(MEMORY, False) and not has_own_dirty_limit(MEMORY, True)
     try:
