@@ -18,6 +18,9 @@
 #include "backends/passthrough.h"
 #include "backends/transfer.h"
 
+/* Of a call that finds something busy, which lasts for a moment. */
+#define BUSY_ATTEMPTS 10
+
 static const struct param passthrough_params[] = {
 	{
 		.name = "file",
@@ -382,15 +385,16 @@ static bool is_unsupported(int r)
 	return r == -EOPNOTSUPP || r == -ENOSYS || r == -ENOTTY;
 }
 
+/* On a device, EBUSY: a page was written to beside it, so that the kernel could not drop it. */
 static int allocate(struct passthrough *p, int mode, uint64_t offset, uint64_t length)
 {
-	int r;
+	int r, busy = 0;
 
 	do
 		r = fallocate(p->fd, mode | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)length) < 0
 			    ? -errno
 			    : 0;
-	while (r == -EINTR);
+	while (r == -EINTR || (r == -EBUSY && ++busy < BUSY_ATTEMPTS));
 	return r;
 }
 
@@ -481,7 +485,23 @@ static int zero_file(struct passthrough *p, uint64_t offset, uint64_t length, un
 	return r;
 }
 
-/* Whole sectors. The kernel drops the range from the page cache in both ways. */
+/*
+ * Zeroes that keep their blocks, written where there is no command. Before Linux 5.16, BLKZEROOUT
+ * drops pages at its beginning only: a read beside it, or ahead, leaves the old data in the cache.
+ * fallocate(2) drops them at its end, too.
+ */
+static int write_zeroes(struct passthrough *p, uint64_t offset, uint64_t length)
+{
+	int r = -EOPNOTSUPP;
+
+	if (p->has_zero_range)
+		r = attempt(&p->has_zero_range, allocate(p, FALLOC_FL_ZERO_RANGE, offset, length));
+	if (r == -EOPNOTSUPP && p->has_zeroout)
+		r = attempt(&p->has_zeroout, device_range(p, BLKZEROOUT, offset, length));
+	return r;
+}
+
+/* Whole sectors. */
 static int zero_sectors(struct passthrough *p, uint64_t offset, uint64_t length, unsigned flags)
 {
 	int r = -EOPNOTSUPP;
@@ -494,14 +514,13 @@ static int zero_sectors(struct passthrough *p, uint64_t offset, uint64_t length,
 		if (r == -EOPNOTSUPP && !p->direct)
 			flags &= ~(unsigned)BACKEND_FAST_ZERO;
 	}
-	if (r != -EOPNOTSUPP || !p->has_zeroout)
+	if (r != -EOPNOTSUPP)
 		return r;
-	/* BLKZEROOUT writes zeroes where there is no command; the limit drops to 0 when one failed.
-	 */
+	/* The limit drops to 0 when a command failed. */
 	if (flags & BACKEND_FAST_ZERO &&
 		!passthrough_queue_limit(p->disk, "write_zeroes_max_bytes", 0))
 		return -EOPNOTSUPP;
-	return attempt(&p->has_zeroout, device_range(p, BLKZEROOUT, offset, length));
+	return write_zeroes(p, offset, length);
 }
 
 /* Zeroes what zero_sectors() cannot at the edge of a range. */

@@ -457,6 +457,7 @@ static void learn_limits(struct passthrough *p)
 		else
 			info->max_trim = 0;
 		p->has_punch = passthrough_queue_limit(p->disk, "write_zeroes_max_bytes", 0) > 0;
+		p->has_zero_range = !p->direct; /* of use to the page cache alone */
 		p->has_zeroout = true;
 	} else {
 		preferred = fstat(p->fd, &st) == 0 ? (uint64_t)st.st_blksize : MIN_PREFERRED;

@@ -7,10 +7,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/fs.h>
 #include <linux/magic.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
@@ -41,6 +43,9 @@ static struct {
 	int flusher_result;
 	int calls_beside;     /* calls when that ends */
 	off_t offset, length; /* of the last fallocate */
+	int mode;
+	int busy;     /* fallocates that find a page of a device busy after their work */
+	int zeroouts; /* calls of BLKZEROOUT */
 } plan;
 
 /* What was there before the data that is dropped. */
@@ -230,6 +235,7 @@ WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t length)
 {
 	if (interrupted())
 		return -1;
+	plan.mode = mode;
 	plan.offset = offset;
 	plan.length = length;
 	flush_beside();
@@ -241,7 +247,27 @@ WRAP(int, fallocate64, int fd, int mode, off_t offset, off_t length)
 		errno = EOPNOTSUPP;
 		return -1;
 	}
+	if (plan.busy) {
+		plan.busy--;
+		assert_int_equal(__real_fallocate64(fd, mode, offset, length), 0);
+		errno = EBUSY;
+		return -1;
+	}
 	return __real_fallocate64(fd, mode, offset, length);
+}
+
+int __real_ioctl(int fd, unsigned long request, ...);
+int __wrap_ioctl(int fd, unsigned long request, ...);
+int __wrap_ioctl(int fd, unsigned long request, ...)
+{
+	va_list arguments;
+	void *argument;
+
+	va_start(arguments, request);
+	argument = va_arg(arguments, void *);
+	va_end(arguments);
+	plan.zeroouts += request == BLKZEROOUT;
+	return __real_ioctl(fd, request, argument);
 }
 
 static int set_up(void **state)
@@ -647,6 +673,48 @@ static void test_zeroes_end_with_pages(void **state)
 	loop_detach(device);
 }
 
+/*
+ * A read beside BLKZEROOUT leaves old pages in the cache before Linux 5.16, one beside fallocate(2)
+ * does not.
+ */
+static void test_zeroes_behind_the_page_cache(void **state)
+{
+	static const char zeroes[64 * 1024];
+	static char data[sizeof zeroes];
+	char device[64];
+
+	(void)state;
+	loop_attach(scratch_file("zeroes", MIB), 512, device, sizeof device);
+	for (int direct = 0; direct < 2; direct++) {
+		struct device d;
+
+		memset(&plan, 0, sizeof plan);
+		device_open(
+			&d, &passthrough_backend, "%s;direct=%s", device, direct ? "on" : "off");
+		memset(data, 4, sizeof data);
+		assert_int_equal(device_write(&d, data, sizeof data, 0, 0), 0);
+		plan.busy = direct ? 0 : 2;
+		assert_int_equal(backend_zero(d.backend, 0, sizeof data, 0), 0);
+		assert_int_equal(plan.busy, 0);
+		assert_int_equal(
+			plan.mode, direct ? 0 : FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE);
+		assert_int_equal(plan.zeroouts, direct);
+		assert_int_equal(device_read(&d, data, sizeof data, 0), 0);
+		assert_memory_equal(data, zeroes, sizeof data);
+		if (!direct) {
+			plan.busy = 1000;
+			assert_int_equal(backend_zero(d.backend, 0, sizeof data, 0), -EIO);
+			plan.busy = 0;
+			/* A kernel without fallocate(2) of devices. */
+			plan.refused_modes = FALLOC_FL_ZERO_RANGE;
+			assert_int_equal(backend_zero(d.backend, 0, sizeof data, 0), 0);
+			assert_int_equal(plan.zeroouts, 1);
+		}
+		device_close(&d);
+	}
+	loop_detach(device);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -664,6 +732,7 @@ int main(void)
 		cmocka_unit_test_setup(test_refused_modes, set_up),
 		cmocka_unit_test_setup(test_zeroes_after_a_refusal, set_up),
 		cmocka_unit_test_setup(test_zeroes_end_with_pages, set_up),
+		cmocka_unit_test_setup(test_zeroes_behind_the_page_cache, set_up),
 	};
 
 	return cmocka_run_group_tests_name("passthrough faults", tests, NULL, NULL);
