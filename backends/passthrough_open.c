@@ -92,7 +92,17 @@ int64_t passthrough_current_size(const struct passthrough *p)
 	return fstat(p->fd, &st) < 0 ? -errno : st.st_size;
 }
 
-/* Does a direct read of one block at this alignment work? 0 or negative errno. */
+/* Does it say that the block cannot be read, which only its reader needs to know? */
+static bool is_bad_block(int error)
+{
+	return error == EIO || error == EILSEQ || error == ENODATA || error == EREMOTEIO ||
+	       error == EBADMSG;
+}
+
+/*
+ * Does the kernel take a direct read of one block at this alignment? 0 or negative errno. It looks
+ * at the alignment first.
+ */
 static int try_alignment(int fd, uint32_t block, uint32_t memory)
 {
 	char *buffer = aligned_alloc(MAX_BLOCK, 2 * (size_t)MAX_BLOCK);
@@ -101,7 +111,8 @@ static int try_alignment(int fd, uint32_t block, uint32_t memory)
 	if (!buffer)
 		return -ENOMEM;
 	/* Aligned to memory and, where that is less than a block, to no more. */
-	if (pread(fd, buffer + (memory < block ? memory : 0), block, block) < 0)
+	if (pread(fd, buffer + (memory < block ? memory : 0), block, block) < 0 &&
+		!is_bad_block(errno))
 		r = -errno;
 	free(buffer);
 	return r;

@@ -31,6 +31,7 @@ static struct {
 	int lost_error;	    /* each descriptor gets this once, by a sync or durable write */
 	bool stacked;	    /* a sync alone reaches the file system below, which has lost it */
 	int told[4];	    /* those that had it, plus 1 */
+	int read_error;	    /* each read of one buffer fails with this */
 	int write_error;    /* each other write fails with this */
 	unsigned dio_align; /* what direct I/O is said to need */
 	void (*between)(const char *path); /* what others do between an open and its claim, once */
@@ -96,6 +97,10 @@ static bool tell_loss(int fd)
 
 WRAP(ssize_t, pread64, int fd, void *buffer, size_t length, off_t offset)
 {
+	if (plan.read_error) {
+		errno = plan.read_error;
+		return -1;
+	}
 	return interrupted() ? -1 : claim(__real_pread64(fd, buffer, cut(length), offset));
 }
 
@@ -536,6 +541,35 @@ static void test_huge_blocks(void **state)
 	assert_holds(d.reported.error, "direct I/O is not possible there; use direct=off");
 }
 
+/* A block that cannot be read says nothing of alignment: the rest can be served. */
+static void test_a_bad_block_where_alignment_is_tried(void **state)
+{
+	static const int bad[] = {EIO, EILSEQ, ENODATA, EREMOTEIO, EBADMSG};
+	static const int fatal[] = {ENXIO, ENODEV, ENOMEM};
+	const char *file = scratch_file("bad", MIB);
+	struct backend_info info;
+	struct device d;
+
+	(void)state;
+	device_open(&d, &passthrough_backend, "%s", file);
+	assert_int_equal(backend_info(d.backend, &info), 0);
+	device_close(&d);
+	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+		uint32_t block = info.block_size;
+
+		plan.read_error = bad[i];
+		device_open(&d, &passthrough_backend, "%s", file);
+		assert_int_equal(backend_info(d.backend, &info), 0);
+		assert_int_equal(info.block_size, block);
+		device_close(&d);
+	}
+	for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) {
+		plan.read_error = fatal[i];
+		assert_int_equal(device_try(&d, &passthrough_backend, 0, "%s", file), -fatal[i]);
+		assert_holds(d.reported.error, "direct I/O fails");
+	}
+}
+
 static int other_fd;
 
 static void other_claims(const char *path)
@@ -728,6 +762,7 @@ int main(void)
 		cmocka_unit_test_setup(test_what_others_lost_is_heeded, set_up),
 		cmocka_unit_test_setup(test_flush_beside_zeroes, set_up),
 		cmocka_unit_test_setup(test_huge_blocks, set_up),
+		cmocka_unit_test_setup(test_a_bad_block_where_alignment_is_tried, set_up),
 		cmocka_unit_test_setup(test_two_create_the_file, set_up),
 		cmocka_unit_test_setup(test_refused_modes, set_up),
 		cmocka_unit_test_setup(test_zeroes_after_a_refusal, set_up),
