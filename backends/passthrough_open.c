@@ -201,7 +201,7 @@ static int set_up_direct(struct passthrough *p, const struct backend_host *host)
 	int r = 0;
 
 	/* After the open, so that its errors are not mixed up with this one. */
-	if (flags < 0 || fcntl(p->fd, F_SETFL, flags | O_DIRECT) < 0)
+	if (flags < 0 || (!(flags & O_DIRECT) && fcntl(p->fd, F_SETFL, flags | O_DIRECT) < 0))
 		r = -errno;
 	else
 		r = find_alignment(p, &p->block, &p->memory);
@@ -252,6 +252,25 @@ static int claim_file(int fd, const struct passthrough_config *c, const struct b
 	return 0;
 }
 
+/*
+ * For direct I/O, opens a regular file again, before it is locked: CIFS heeds O_DIRECT in open(2)
+ * alone. What fails here is tried, and reported, by set_up_direct().
+ */
+static void reopen_direct(struct passthrough *p, const struct passthrough_config *c)
+{
+	char path[32];
+	int fd;
+
+	if (!c->direct || p->is_device)
+		return;
+	snprintf(path, sizeof path, "/proc/self/fd/%d", p->fd);
+	fd = open(path, (c->readonly ? O_RDONLY : O_RDWR) | O_DIRECT | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	close(p->fd);
+	p->fd = fd;
+}
+
 /* Creates the file, empty. */
 static int create_file(
 	struct passthrough *p, const struct passthrough_config *c, const struct backend_host *host)
@@ -266,6 +285,7 @@ static int create_file(
 			c->file, strerror(-r));
 		return r;
 	}
+	reopen_direct(p, c);
 	r = claim_file(p->fd, c, host);
 	p->created = r == 0;
 	return r;
@@ -280,8 +300,10 @@ static int open_existing(
 	if (p->is_device && !c->readonly)
 		flags |= O_EXCL;
 	p->fd = open(c->file, flags);
-	if (p->fd >= 0)
+	if (p->fd >= 0) {
+		reopen_direct(p, c);
 		return p->is_device || c->readonly ? 0 : claim_file(p->fd, c, host);
+	}
 
 	int r = -errno;
 

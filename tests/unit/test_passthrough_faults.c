@@ -45,8 +45,10 @@ static struct {
 	int calls_beside;     /* calls when that ends */
 	off_t offset, length; /* of the last fallocate */
 	int mode;
-	int busy;     /* fallocates that find a page of a device busy after their work */
-	int zeroouts; /* calls of BLKZEROOUT */
+	int busy;	     /* fallocates that find a page of a device busy after their work */
+	int zeroouts;	     /* calls of BLKZEROOUT */
+	bool no_direct_open; /* open fails with O_DIRECT */
+	int direct_fd;	     /* the last that was opened with O_DIRECT */
 } plan;
 
 /* What was there before the data that is dropped. */
@@ -146,6 +148,27 @@ WRAP(ssize_t, pwritev64v2, int fd, const struct iovec *iov, int n, off_t offset,
 	if (flags & RWF_DSYNC && tell_loss(fd))
 		return -1;
 	return interrupted() ? -1 : __real_pwritev64v2(fd, iov, n, offset, flags);
+}
+
+int __real_open64(const char *path, int flags, ...);
+int __wrap_open64(const char *path, int flags, ...);
+int __wrap_open64(const char *path, int flags, ...)
+{
+	va_list arguments;
+	mode_t mode;
+	int fd;
+
+	va_start(arguments, flags);
+	mode = flags & O_CREAT ? va_arg(arguments, mode_t) : 0;
+	va_end(arguments);
+	if (flags & O_DIRECT && plan.no_direct_open) {
+		errno = EINVAL;
+		return -1;
+	}
+	fd = __real_open64(path, flags, mode);
+	if (flags & O_DIRECT)
+		plan.direct_fd = fd;
+	return fd;
 }
 
 int __real_fcntl64(int fd, int command, ...);
@@ -541,6 +564,33 @@ static void test_huge_blocks(void **state)
 	assert_holds(d.reported.error, "direct I/O is not possible there; use direct=off");
 }
 
+/* CIFS decides in open(2) how a file is read and written. */
+static void test_direct_from_the_open(void **state)
+{
+	(void)state;
+	for (int refused = 0; refused < 2; refused++)
+		for (int direct = 0; direct < 2; direct++)
+			for (int created = 0; created < 2; created++) {
+				const char *path = scratch_path("direct");
+				struct backend_request r = {.op = BACKEND_READ, .length = 4096};
+				struct backend_backing backing;
+				struct device d;
+
+				unlink(path);
+				if (!created)
+					scratch_file("direct", MIB);
+				plan.direct_fd = -1;
+				plan.no_direct_open = refused;
+				device_open(&d, &passthrough_backend, "%s;direct=%s%s", path,
+					direct ? "on" : "off", created ? ";size=1m" : "");
+				assert_int_equal(backend_get_backing(d.backend, &r, &backing), 0);
+				assert_int_equal(
+					plan.direct_fd, direct && !refused ? backing.fd : -1);
+				assert_int_equal(!(fcntl(backing.fd, F_GETFL) & O_DIRECT), !direct);
+				device_close(&d);
+			}
+}
+
 /* A block that cannot be read says nothing of alignment: the rest can be served. */
 static void test_a_bad_block_where_alignment_is_tried(void **state)
 {
@@ -762,6 +812,7 @@ int main(void)
 		cmocka_unit_test_setup(test_what_others_lost_is_heeded, set_up),
 		cmocka_unit_test_setup(test_flush_beside_zeroes, set_up),
 		cmocka_unit_test_setup(test_huge_blocks, set_up),
+		cmocka_unit_test_setup(test_direct_from_the_open, set_up),
 		cmocka_unit_test_setup(test_a_bad_block_where_alignment_is_tried, set_up),
 		cmocka_unit_test_setup(test_two_create_the_file, set_up),
 		cmocka_unit_test_setup(test_refused_modes, set_up),
