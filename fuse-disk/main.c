@@ -186,10 +186,8 @@ static int mount_and_serve(
 		return EXIT_FAILURE;
 	}
 	/* libfuse tells why not. */
-	if (session_mount(session, o->mount_point) != 0) {
-		fuse_remove_signal_handlers(session);
+	if (session_mount(session, o->mount_point) != 0)
 		return EXIT_FAILURE;
-	}
 	backend_start(device);
 	r = session_unmount(session, o->mount_point, loop(session, o));
 	if (r < 0)
@@ -225,7 +223,9 @@ static int serve(struct options *o)
 			program_tell_counters(disk->device);
 		}
 	}
+	session_ignore_signals(); /* if it was never mounted */
 	fuse_session_destroy(session);
+	session_end_signals();
 	if (disk->device && backend_close(disk->device) < 0)
 		r = EXIT_FAILURE;
 	return r;

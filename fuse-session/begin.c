@@ -122,7 +122,7 @@ static void *end_session(void *arg)
 	(void)arg;
 	while (sem_wait(&ending.came) == -1)
 		;
-	if (!atomic_load(&ending.over) && !atomic_load(&ending.telling))
+	if (ending.before && !atomic_load(&ending.over) && !atomic_load(&ending.telling))
 		ending.before();
 	atomic_store(&ending.telling, true);
 	while (!atomic_load(&ending.over)) {
@@ -176,7 +176,7 @@ int session_set_signal_handlers(struct fuse_session *session, void (*before)(voi
 
 	block_signals(&old);
 	result = fuse_set_signal_handlers(session);
-	if (result == 0 && before)
+	if (result == 0)
 		result = have_it_end(before);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	return result;

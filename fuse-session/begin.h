@@ -17,9 +17,10 @@ struct fuse_session *session_begin(const char *name, struct fuse_args *args,
 	const struct fuse_lowlevel_ops *ops, void *data, fuse_log_func_t log);
 
 /*
- * As fuse_set_signal_handlers(), which loses a signal that comes while it is at it. before: called
- * at the first signal, in a thread of its own; the session serves until it returns, or until
- * another signal, which is not of the first second. Returns 0 or -1.
+ * As fuse_set_signal_handlers(), which loses a signal that comes while it is at it, or right before
+ * the session's loop begins to wait. before: called at the first signal, in a thread of its own;
+ * the session serves until it returns, or until another signal, which is not of the first second.
+ * NULL: the first signal ends it. Returns 0 or -1.
  */
 int session_set_signal_handlers(struct fuse_session *session, void (*before)(void));
 
@@ -29,7 +30,10 @@ void session_end_now(void);
 /* Those signals change nothing any more. */
 void session_ignore_signals(void);
 
-/* Ends the thread for before(), which waits for nobody by then: the session has been destroyed. */
+/*
+ * Ends the thread for signals, in which before() waits for nobody by then: they are ignored, and
+ * the session has been destroyed.
+ */
 void session_end_signals(void);
 
 /* As fuse_session_mount(). */

@@ -369,6 +369,42 @@ def test_a_signal_unmounts(number: signal.Signals, disk: Path, fuse_file: FuseSt
     assert disk.read_bytes()[:4] == b"text"
 
 
+SIGNAL_BEFORE_A_WAIT = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <unistd.h>
+int sem_wait(sem_t *semaphore)
+{
+	int (*next)(sem_t *) = (int (*)(sem_t *))dlsym(RTLD_NEXT, "sem_wait");
+	static int told;
+	if (getpid() == gettid() && !told) {
+		told = 1;
+		usleep(100000); /* it is mounted */
+		raise(SIGTERM);
+	}
+	return next(semaphore);
+}
+"""
+
+
+def test_a_signal_right_before_it_waits(disk: Path, tmp_path: Path) -> None:
+    """libfuse 3.12 to 3.16 waits for its end by a semaphore that no signal posts."""
+    point, library = tmp_path / "file", tmp_path / "signal.so"
+    point.touch()
+    library.with_suffix(".c").write_text(SIGNAL_BEFORE_A_WAIT)
+    checked(["cc", "-shared", "-fPIC", "-o", str(library), str(library.with_suffix(".c"))])
+    environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "verify_asan_link_order=0"}
+    argv = [str(DISK_PROGRAM), str(point), "passthrough", f"file={disk}"]
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.wait(20) == 0
+        finally:
+            server.kill()
+            run(["umount", "--lazy", str(point)])
+
+
 def test_a_signal_leaves_the_mounts_of_others_alone(disk: Path, tmp_path: Path, fuse_file: FuseStart) -> None:
     mount = fuse_file("passthrough", str(disk))
     other = tmp_path / "other"
