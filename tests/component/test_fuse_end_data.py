@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from fuse_mount import MODES, Mount, lacking_for_fuse, lacking_for_mode, pattern, start
+from fuse_mount import MODES, Mount, lacking_for_fuse, lacking_for_mode, pattern, start, traced
 from nbdkit_server import STOP_TIMEOUT_S, checked, run
 from waiting import wait_until
 
@@ -226,6 +226,17 @@ def test_signals_of_one_cause(fuse_start: FuseStart) -> None:
     with held(mount.point / "file"):
         mount.process.terminate()
         end(mount, signal.SIGHUP)
+    assert (mount.source / "file").read_bytes() == written()
+
+
+@pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
+def test_without_close_range(error: str, fuse_start: FuseStart) -> None:
+    """Before Linux 5.9, and in sandboxes that do not know it."""
+    mount = fuse_start(wrapper=traced("close_range", f"error={error}"))
+    (descriptor,) = Path(f"/proc/{asker(mount)}/fd").iterdir()
+    assert descriptor.name == "0"
+    with held(mount.point / "file"):
+        end(mount)
     assert (mount.source / "file").read_bytes() == written()
 
 
