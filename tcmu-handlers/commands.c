@@ -130,6 +130,21 @@ static bool answers_later(const struct device *d)
 	       (tcmu_handler.nr_threads == 0 && backend_kind(handler_identity.ops).answers_later);
 }
 
+/* A shorter one may be refused because it lies inside a page, whatever the device below can do. */
+#define LONG_UNMAP (128u << 10)
+
+/* The result of an UNMAP that was refused, which is advice: success. */
+static int leave_mapped(struct tcmu_device *dev, uint64_t length)
+{
+	struct device *d = tcmur_dev_get_private(dev);
+
+	if (length >= LONG_UNMAP && !atomic_exchange(&d->unmap_told, true))
+		tcmu_dev_warn(dev,
+			"the device has no command for zeroes: UNMAP has no effect, and what it "
+			"names stays allocated\n");
+	return 0;
+}
+
 /* A command under way in a device that answers later, or in a thread of ours. */
 struct job {
 	struct work work;
@@ -155,7 +170,7 @@ static void job_done(struct backend_request *request, int result)
 		return;
 	}
 	if (job->advice && result == -EOPNOTSUPP)
-		result = 0;
+		result = leave_mapped(job->dev, request->length);
 	tcmur_cmd_complete(job->dev, job->cmd, to_status(job->cmd, result, job->medium_error));
 	free(job);
 }
@@ -298,7 +313,9 @@ int command_unmap(struct tcmu_device *dev, struct tcmur_cmd *cmd, uint64_t offse
 	int r = backend_zero(d->backend, offset, length, flags);
 
 	r = keep_durable(d, flags, r);
-	return finish(dev, cmd, state, to_status(cmd, r == -EOPNOTSUPP ? 0 : r, TCMU_STS_WR_ERR));
+	if (r == -EOPNOTSUPP)
+		r = leave_mapped(dev, length);
+	return finish(dev, cmd, state, to_status(cmd, r, TCMU_STS_WR_ERR));
 }
 
 /* A runner that does not ask for it writes the block again and again, 1 MiB at a time. */

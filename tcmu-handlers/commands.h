@@ -48,6 +48,7 @@ struct device {
 	_Atomic bool write_cache;  /* off: a write is durable when it is acknowledged */
 	struct tcmu_mailbox *ring; /* shared with the kernel; NULL: it is not known where */
 	struct ending *ending;	   /* NULL: nobody needs to tell the device of it */
+	atomic_bool unmap_told;	   /* that it has no effect */
 	/* For the one INQUIRY that the runner answers at a time: see conformance.c. */
 	struct iovec around[3];
 	uint8_t dropped[8];

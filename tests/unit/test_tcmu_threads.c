@@ -195,6 +195,7 @@ static void test_errors(void **state)
 		registered->unmap(&dev, command(&commands[0], UNMAP, 0), 0, MIB), TCMU_STS_OK);
 	wait_for(5);
 	assert_int_equal(completed_status, TCMU_STS_OK);
+	assert_holds(logged, "UNMAP has no effect");
 	fault_read = 0;
 	start_read(0);
 	wait_for(6);
