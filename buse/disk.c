@@ -256,6 +256,11 @@ void disk_disconnect(const struct disk *d)
 	ioctl(d->node, NBD_DISCONNECT);
 }
 
+bool disk_was_interrupted(const struct disk *d)
+{
+	return d->result == -EBUSY || d->result == -EINTR;
+}
+
 void disk_detach(struct disk *d)
 {
 	pthread_join(d->holder, NULL);

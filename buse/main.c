@@ -125,11 +125,19 @@ static void *run(void *opaque)
 	return NULL;
 }
 
+/* set: those to wait for. */
 static void block_signals(sigset_t *set)
 {
+	sigset_t all;
+
 	end_signals(set);
 	sigaddset(set, SIGUSR1);
-	pthread_sigmask(SIG_BLOCK, set, NULL);
+	all = *set;
+	/* To be stopped, as by a terminal, costs the disk: see disk_was_interrupted(). */
+	sigaddset(&all, SIGTSTP);
+	sigaddset(&all, SIGTTIN);
+	sigaddset(&all, SIGTTOU);
+	pthread_sigmask(SIG_BLOCK, &all, NULL);
 }
 
 /* Waits until the disk is gone, by us or by another program. Returns 0 or an exit code. */
@@ -188,7 +196,11 @@ static int serve_device(struct backend *device, const struct options *o, const s
 	code = wait_for_end(&disk, set);
 	pthread_join(thread, NULL);
 	disk_detach(&disk);
-	if (disk.result < 0)
+	if (disk_was_interrupted(&disk))
+		warnx("%s: the kernel closed the disk because this server was stopped, suspended "
+		      "or traced; what was not written back is lost; unmount it before",
+			disk.path);
+	else if (disk.result < 0)
 		warnx("%s: the kernel closed the disk: %s", disk.path, strerror(-disk.result));
 	program_tell_counters(device);
 	return server.result < 0 || disk.result < 0 ? EXIT_FAILURE : code;

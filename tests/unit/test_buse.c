@@ -244,6 +244,20 @@ static void test_a_partition_that_is_gone_loses_nothing(void **state)
 	close(disk.node);
 }
 
+static void test_an_interrupted_disk_is_told_from_others(void **state)
+{
+	static const struct {
+		int result;
+		bool interrupted;
+	} cases[] = {
+		{0, false}, {-EBUSY, true}, {-EINTR, true}, {-ETIMEDOUT, false}, {-EIO, false}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+		assert_int_equal(disk_was_interrupted(&(struct disk){.result = cases[i].result}),
+			cases[i].interrupted);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -253,6 +267,7 @@ int main(void)
 		cmocka_unit_test(test_errors_are_answered),
 		cmocka_unit_test(test_what_is_no_request_ends_it),
 		cmocka_unit_test(test_a_partition_that_is_gone_loses_nothing),
+		cmocka_unit_test(test_an_interrupted_disk_is_told_from_others),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from guest import BUILD, LIMIT, MIB, run, start_verify
-from waiting import wait_until
+from waiting import stop, wait_until
 
 BUSE = Path(BUILD, "buse/userblk-buse")
 NVME = os.environ["LAB_NVME"]
@@ -131,6 +131,36 @@ def test_an_ignored_hang_up_leaves_the_disk_alone(start: Start) -> None:
     server.send_signal(signal.SIGTERM)
     code, errors = ended(server)
     assert code == 0, errors
+
+
+def test_a_terminal_does_not_stop_it(start: Start) -> None:
+    """Ctrl-Z, for example. The kernel would close the disk."""
+    server, disk = start("passthrough", f"file={NVME}")
+    text = os.urandom(MIB)
+    with open(disk, "r+b", buffering=0) as stream:
+        stream.write(text)
+        for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+            server.send_signal(number)
+        time.sleep(1.0)
+        server.send_signal(signal.SIGCONT)
+        os.fsync(stream.fileno())
+        assert server.poll() is None and size(disk) == size(NVME)
+        server.send_signal(signal.SIGTERM)
+        code, errors = ended(server)
+        assert code == 0, errors
+    with open(NVME, "rb") as stream:
+        kept = stream.read(MIB) == text  # pytest would look for the differences for minutes
+    assert kept
+
+
+def test_a_stop_is_told(start: Start) -> None:
+    """No program can prevent this one."""
+    server, disk = start("null", f"size={MIB}")
+    stop(server.pid)
+    server.send_signal(signal.SIGCONT)
+    code, errors = ended(server)
+    assert code == 1 and f"{disk}: the kernel closed the disk because this server was stopped" in errors, errors
+    await_gone(disk)
 
 
 def test_a_signal_writes_back_the_partitions(start: Start) -> None:
