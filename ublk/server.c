@@ -26,6 +26,11 @@
 /* What keeps a device from zero copy: the kernel knows no way to tell the clients. */
 #define UNSTABLE "the device may compute checksums of pages that may change meanwhile"
 
+/* What is refused both before and after the device is opened. */
+#define EXISTS	     "exists; choose another --number"
+#define NEEDS_FILE   "--zero-copy=on: needs --mode=uring and a device that is a file, as passthrough"
+#define NEEDS_KERNEL "--zero-copy=on: this kernel's ublk has no AUTO_BUF_REG (6.16); leave it out"
+
 /* For how long a device node may take to appear, or an old server to go. */
 #define NODE_LIMIT_MS 30000
 /*
@@ -465,6 +470,40 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	return r;
 }
 
+/*
+ * What can be known before the device is opened, which may take it from the server that has it. 0
+ * or an exit code.
+ */
+static int check_unopened(
+	struct server *s, const struct params *params, const struct ublk_server_options *o)
+{
+	const struct backend_host host = {.opaque = s, .error = host_error};
+	struct ublksrv_ctrl_dev_info other;
+	int known;
+
+	if (o->zero_copy == UBLK_ZERO_COPY_ON) {
+		const char *lacks = NULL;
+
+		if (o->mode != UBLK_MODE_URING || backend_kind(params_ops(params)).answers_later)
+			lacks = NEEDS_FILE;
+		else if (!(s->control->features & UBLK_F_AUTO_BUF_REG))
+			lacks = NEEDS_KERNEL;
+		if (lacks) {
+			backend_error(&host, "%s", lacks);
+			return EXIT_USAGE;
+		}
+	}
+	if (o->id < 0)
+		return 0;
+	/* -EINVAL: an unprivileged disk of another program. A number of which the driver tells
+	 * nothing else may be about to be free: ublk_control_add() waits for that. */
+	known = ublk_control_info(s->control, s->id, &other);
+	if (known < 0 && known != -EINVAL)
+		return 0;
+	failed(s, EXISTS, -EEXIST);
+	return EXIT_USAGE;
+}
+
 int ublk_server_add(struct ublk_control *c, const struct params *params,
 	const struct ublk_server_options *o, uint64_t cookie, const struct ublk_server_user *user)
 {
@@ -489,7 +528,9 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 			"--recovery: this kernel's ublk does not support it; choose another");
 		return EXIT_USAGE;
 	}
-	r = open_device(&s, params, 0, 0);
+	r = check_unopened(&s, params, o);
+	if (r == 0)
+		r = open_device(&s, params, 0, 0);
 	if (r)
 		return r;
 	dev->mode = o->mode;
@@ -499,12 +540,11 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 			 o->zero_copy != UBLK_ZERO_COPY_OFF && c->features & UBLK_F_AUTO_BUF_REG &&
 			 alignment <= UBLK_MAX_BLOCK;
 	if (o->zero_copy == UBLK_ZERO_COPY_ON && !dev->zero_copy) {
-		backend_error(&host, "--zero-copy=on: %s",
-			!dev->mapped
-				? "needs --mode=uring and a device that is a file, as passthrough"
-			: dev->info.stable_writes
-				? UNSTABLE "; leave it out, or use direct=off"
-				: "this kernel's ublk has no AUTO_BUF_REG (6.16); leave it out");
+		backend_error(&host, "%s",
+			!dev->mapped		  ? NEEDS_FILE
+			: dev->info.stable_writes ? "--zero-copy=on: " UNSTABLE
+						    "; leave it out, or use direct=off"
+						  : NEEDS_KERNEL);
 		backend_close(dev->device);
 		return EXIT_USAGE;
 	}
@@ -527,7 +567,7 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	}
 	r = ublk_control_add(c, &info);
 	if (r < 0) {
-		failed(&s, r == -EEXIST ? "exists; choose another --number" : "ADD_DEV", r);
+		failed(&s, r == -EEXIST ? EXISTS : "ADD_DEV", r);
 		backend_close(dev->device);
 		return r == -EEXIST ? EXIT_USAGE : EXIT_FAILURE;
 	}

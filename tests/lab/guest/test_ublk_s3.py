@@ -62,6 +62,14 @@ def test_recovery_is_refused(add: Add, s3_volume: list[str]) -> None:
     assert "delete the disk" in ublk("replace", disk, "s3", *s3_volume, expect=2)
 
 
+def test_a_number_that_is_taken_leaves_the_disk_its_volume(add: Add, s3_volume: list[str]) -> None:
+    """Opening the volume once more would take it from the server that has it."""
+    disk = add("--number=5", "s3", *s3_volume, "create=on", "size=64M")
+    assert "ublk5: exists" in ublk("add", "--number=5", "s3", *s3_volume, expect=2)
+    assert "--zero-copy=on" in ublk("add", "--mode=uring", "--zero-copy=on", "s3", *s3_volume, expect=2)
+    finish(start_verify(disk, "--bsrange=4k-64k", "--size=8M", "--fdatasync=64"))
+
+
 @pytest.mark.long
 def test_a_store_that_refuses_all_holds_up_no_end(add: Add, s3_volume: list[str]) -> None:
     """More is in the kernel's page cache than the server has memory for, so that the write-back waits for the store."""
