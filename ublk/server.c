@@ -334,13 +334,6 @@ static void log_ending(void *opaque, const char *line)
 	log_line(opaque, line, "");
 }
 
-/* Before there are threads, which inherit both. */
-static void prepare_process(void)
-{
-	ublk_ending_block();
-	become_io_flusher();
-}
-
 static uint64_t recovery_flags(uint64_t features, enum ublk_recovery recovery)
 {
 	uint64_t flags = features & UBLK_F_QUIESCE;
@@ -522,7 +515,7 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	uint32_t alignment = 1;
 	int r;
 
-	prepare_process();
+	become_io_flusher();
 	if (o->recovery != UBLK_RECOVERY_NONE && ~c->features & info.flags) {
 		backend_error(&host,
 			"--recovery: this kernel's ublk does not support it; choose another");
@@ -565,6 +558,9 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 		backend_close(dev->device);
 		return EXIT_USAGE;
 	}
+	/* Not earlier: a device may take long to open, and leaves nothing behind if a signal ends
+	 * us. */
+	ublk_ending_block();
 	r = ublk_control_add(c, &info);
 	if (r < 0) {
 		failed(&s, r == -EEXIST ? EXISTS : "ADD_DEV", r);
@@ -601,7 +597,10 @@ int ublk_server_recover(struct ublk_control *c, const struct params *params,
 	time_t begun;
 	int r;
 
-	prepare_process();
+	/* Before there are threads, which inherit both. The disk has users: one who ends its server
+	 * wants it to be written back first. */
+	ublk_ending_block();
+	become_io_flusher();
 	r = ublk_control_info(c, s.id, &info);
 	if (r == 0)
 		r = ublk_control_get_params(c, s.id, &old);

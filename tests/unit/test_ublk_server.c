@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "programs/exit_codes.h"
@@ -28,9 +29,6 @@ int __real_open64(const char *path, int flags, ...);
 int __wrap_open64(const char *path, int flags, ...);
 int __wrap_ublk_control_info(
 	struct ublk_control *c, uint32_t id, struct ublksrv_ctrl_dev_info *info);
-int __wrap_ublk_control_get_params(
-	struct ublk_control *c, uint32_t id, struct ublk_params_sent *params);
-int __wrap_ublk_control_start_recovery(struct ublk_control *c, uint32_t id);
 int __wrap_ublk_control_add(struct ublk_control *c, struct ublksrv_ctrl_dev_info *info);
 int __wrap_ublk_control_set_params(
 	struct ublk_control *c, uint32_t id, struct ublk_params_sent *params);
@@ -90,22 +88,6 @@ int __wrap_ublk_control_info(
 	(void)id;
 	*info = world.info;
 	return world.known;
-}
-
-int __wrap_ublk_control_get_params(
-	struct ublk_control *c, uint32_t id, struct ublk_params_sent *params)
-{
-	(void)c;
-	(void)id;
-	*params = (struct ublk_params_sent){.basic.dev_sectors = 2048};
-	return 0;
-}
-
-int __wrap_ublk_control_start_recovery(struct ublk_control *c, uint32_t id)
-{
-	(void)c;
-	(void)id;
-	return 0;
 }
 
 int __wrap_ublk_control_add(struct ublk_control *c, struct ublksrv_ctrl_dev_info *info)
@@ -335,6 +317,28 @@ static void test_zero_copy_is_refused_before_the_device_is_opened(void **state)
 	assert_int_equal(world.opened, 1);
 }
 
+/* A store that does not answer is waited for. */
+static void test_a_signal_ends_a_server_that_opens_its_device(void **state)
+{
+	char said[1024];
+	pid_t child = fork();
+	int status;
+
+	(void)state;
+	assert_true(child >= 0);
+	if (child == 0) {
+		world.signal = SIGTERM;
+		serve(0, "add --recovery=none", "null size=1M", said);
+		_exit(99);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFSIGNALED(status));
+	assert_int_equal(WTERMSIG(status), SIGTERM);
+	/* Once there is a disk, it has to be removed. */
+	assert_int_equal(serve(0, "add --recovery=none", "null size=1M", said), 0);
+	assert_true(world.blocked);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -342,6 +346,7 @@ int main(void)
 			test_a_number_that_is_taken_is_refused_before_the_device_is_opened, set_up),
 		cmocka_unit_test_setup(
 			test_zero_copy_is_refused_before_the_device_is_opened, set_up),
+		cmocka_unit_test_setup(test_a_signal_ends_a_server_that_opens_its_device, set_up),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
