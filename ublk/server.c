@@ -326,7 +326,8 @@ static bool is_stopped(struct server *s)
 {
 	struct ublksrv_ctrl_dev_info info;
 
-	return ublk_control_info(s->control, s->id, &info) < 0 || info.state == UBLK_S_DEV_DEAD;
+	return ublk_control_info(s->control, s->id, &info) < 0 || info.ublksrv_flags != s->cookie ||
+	       info.state == UBLK_S_DEV_DEAD;
 }
 
 static void log_ending(void *opaque, const char *line)

@@ -339,6 +339,25 @@ static void test_a_signal_ends_a_server_that_opens_its_device(void **state)
 	assert_true(world.blocked);
 }
 
+/* Its number may be another disk's by the time at which the device has kept what it could. */
+static void test_a_disk_that_was_stopped_is_known_by_its_cookie(void **state)
+{
+	char said[1024];
+
+	(void)state;
+	world.known = 0;
+	world.info = (struct ublksrv_ctrl_dev_info){
+		.dev_id = 7, .state = UBLK_S_DEV_LIVE, .ublksrv_flags = COOKIE + 1};
+	world.closed = -EIO;
+	assert_int_equal(serve(0, "add --recovery=none", "null size=1M", said), EXIT_FAILURE);
+	assert_true(world.failure == COOKIE);
+	/* Another server has it. */
+	world.failure = 0;
+	world.info.ublksrv_flags = COOKIE;
+	assert_int_equal(serve(0, "add --recovery=none", "null size=1M", said), EXIT_FAILURE);
+	assert_true(world.failure == 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -347,6 +366,7 @@ int main(void)
 		cmocka_unit_test_setup(
 			test_zero_copy_is_refused_before_the_device_is_opened, set_up),
 		cmocka_unit_test_setup(test_a_signal_ends_a_server_that_opens_its_device, set_up),
+		cmocka_unit_test_setup(test_a_disk_that_was_stopped_is_known_by_its_cookie, set_up),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
