@@ -80,14 +80,38 @@ static void host_error(void *opaque, const char *message)
 	fprintf(stderr, "userblk-ublk: %s\n", message);
 }
 
-/* A line to the user about a step that failed. r: negative errno. */
-static int failed(struct server *s, const char *what, int r)
+/* A line to the user about a step that failed, with the remedy, or "". r: negative errno. */
+static int failed_with(struct server *s, const char *what, int r, const char *remedy)
 {
-	char line[256];
+	char line[256], disk[32] = "";
 
-	snprintf(line, sizeof line, "ublk%" PRId32 ": %s: %s", (int32_t)s->id, what, strerror(-r));
+	if ((int32_t)s->id >= 0) /* it has got a number, or was asked for one */
+		snprintf(disk, sizeof disk, "ublk%u: ", s->id);
+	snprintf(line, sizeof line, "%s%s: %s%s", disk, what, strerror(-r), remedy);
 	host_error(s, line);
 	return EXIT_FAILURE;
+}
+
+static int failed(struct server *s, const char *what, int r)
+{
+	return failed_with(s, what, r, "");
+}
+
+/* The driver gives no new disk. An exit code. */
+static int not_added(struct server *s, int r)
+{
+	const char *remedy = "";
+
+	if (r == -EEXIST) {
+		failed(s, EXISTS, r);
+		return EXIT_USAGE;
+	}
+	if (r == -EACCES)
+		remedy = "; the driver has as many disks as it may (parameter ublks_max of "
+			 "ublk_drv): delete one, or raise it";
+	else if (r == -EPERM)
+		remedy = "; run as root, with CAP_SYS_ADMIN";
+	return failed_with(s, "ADD_DEV", r, remedy);
 }
 
 /* What is not an error. */
@@ -423,7 +447,7 @@ static int serve(struct server *s)
 static int run_server(struct server *s, const struct ublk_server_options *o, uint16_t queues,
 	bool recovers, const struct ublk_server_user *user)
 {
-	const char *step = "cannot start the queues";
+	const char *step = "cannot start the queues", *remedy = "";
 	int r;
 
 	backend_start(s->dev.device);
@@ -437,6 +461,9 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 	 */
 	if (r == 0)
 		r = start_queues(s);
+	if (r == -EAGAIN || r == -ENOMEM)
+		remedy = recovers ? "; use fewer --threads"
+				  : "; use fewer --queues, --depth or --threads";
 	if (r == 0 && recovers)
 		user->taken(user->opaque);
 	if (r == 0) {
@@ -447,7 +474,7 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 			step = "its queues ended before it could be used";
 	}
 	if (r < 0) {
-		failed(s, step, r);
+		failed_with(s, step, r, remedy);
 		if (recovers) {
 			user->missed(user->opaque, s->id);
 			_exit(EXIT_FAILURE); /* the device waits for another server */
@@ -494,8 +521,7 @@ static int check_unopened(
 	known = ublk_control_info(s->control, s->id, &other);
 	if (known < 0 && known != -EINVAL)
 		return 0;
-	failed(s, EXISTS, -EEXIST);
-	return EXIT_USAGE;
+	return not_added(s, -EEXIST);
 }
 
 int ublk_server_add(struct ublk_control *c, const struct params *params,
@@ -564,9 +590,9 @@ int ublk_server_add(struct ublk_control *c, const struct params *params,
 	ublk_ending_block();
 	r = ublk_control_add(c, &info);
 	if (r < 0) {
-		failed(&s, r == -EEXIST ? EXISTS : "ADD_DEV", r);
+		r = not_added(&s, r);
 		backend_close(dev->device);
-		return r == -EEXIST ? EXIT_USAGE : EXIT_FAILURE;
+		return r;
 	}
 	s.id = info.dev_id;
 	dev->depth = info.queue_depth;

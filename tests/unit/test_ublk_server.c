@@ -339,6 +339,42 @@ static void test_a_signal_ends_a_server_that_opens_its_device(void **state)
 	assert_true(world.blocked);
 }
 
+static void test_what_the_driver_refuses_has_a_remedy(void **state)
+{
+	static const struct {
+		int added, queue;
+		const char *options, *said;
+	} cases[] = {
+		{-EACCES, 0, "add --recovery=none",
+			"userblk-ublk: ADD_DEV: Permission denied; the driver has as many disks as "
+			"it may (parameter ublks_max of ublk_drv): delete one, or raise it\n"},
+		{-EPERM, 0, "add --recovery=none",
+			"userblk-ublk: ADD_DEV: Operation not permitted; run as root, with "
+			"CAP_SYS_ADMIN\n"},
+		{-ENOMEM, 0, "add --recovery=none",
+			"userblk-ublk: ADD_DEV: Cannot allocate memory\n"},
+		{-ENOMEM, 0, "add --recovery=none --number=7",
+			"userblk-ublk: ublk7: ADD_DEV: Cannot allocate memory\n"},
+		{0, -EAGAIN, "add --recovery=none",
+			"userblk-ublk: ublk7: cannot start the queues: Resource temporarily "
+			"unavailable; use fewer --queues, --depth or --threads\n"},
+		{0, -ENOMEM, "add --recovery=none",
+			"userblk-ublk: ublk7: cannot start the queues: Cannot allocate memory; "
+			"use fewer --queues, --depth or --threads\n"},
+		{0, -EIO, "add --recovery=none",
+			"userblk-ublk: ublk7: cannot start the queues: Input/output error\n"},
+	};
+	char said[1024];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		world.added = cases[i].added;
+		world.queue = cases[i].queue;
+		assert_int_equal(serve(0, cases[i].options, "null size=1M", said), EXIT_FAILURE);
+		assert_string_equal(said, cases[i].said);
+	}
+}
+
 /* Its number may be another disk's by the time at which the device has kept what it could. */
 static void test_a_disk_that_was_stopped_is_known_by_its_cookie(void **state)
 {
@@ -366,6 +402,7 @@ int main(void)
 		cmocka_unit_test_setup(
 			test_zero_copy_is_refused_before_the_device_is_opened, set_up),
 		cmocka_unit_test_setup(test_a_signal_ends_a_server_that_opens_its_device, set_up),
+		cmocka_unit_test_setup(test_what_the_driver_refuses_has_a_remedy, set_up),
 		cmocka_unit_test_setup(test_a_disk_that_was_stopped_is_known_by_its_cookie, set_up),
 	};
 
