@@ -158,7 +158,11 @@ static int go_to_background(void)
 		setsid();
 		/* A unit of systemd that starts us and goes on is not ours. */
 		unsetenv("NOTIFY_SOCKET");
-		close(ends[0]);
+		/* Nor are the caller's locks, and pipes that somebody reads to their end. We have
+		 * nothing else open yet. */
+		if (ends[1] > STDERR_FILENO + 1)
+			close_range(STDERR_FILENO + 1, (unsigned)ends[1] - 1, 0);
+		close_range((unsigned)ends[1] + 1, ~0u, 0);
 		return ends[1];
 	}
 	close(ends[1]);
