@@ -128,6 +128,8 @@ int ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record)
 	int fields = 0;
 
 	*record = (struct ublk_record){0};
+	if (cookie < UBLK_FIRST_COOKIE)
+		return -ENOENT;
 	path_of(id, "", path);
 	record->text = slurp(path, &length);
 	if (!record->text)

@@ -12,6 +12,12 @@
 
 #define UBLK_RECORD_DIRECTORY "/run/userblk-ublk"
 
+/*
+ * The cookies of this program's disks are not less. Other programs keep a few flags there, the same
+ * for all of their disks: such a cookie tells nobody which disk it is.
+ */
+#define UBLK_FIRST_COOKIE (1ull << 32)
+
 struct ublk_record {
 	char *directory; /* in which they were given */
 	char **argv;	 /* of the command line; ends with NULL */
@@ -21,7 +27,7 @@ struct ublk_record {
 
 /* directory NULL: this one. 0 or negative errno: what was there, if anything, stays. */
 int ublk_record_write(uint32_t id, uint64_t cookie, const char *directory, char *const *argv);
-/* -ENOENT: there is none for that cookie. */
+/* -ENOENT: there is none for that cookie, which is UBLK_FIRST_COOKIE at least. */
 int ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record);
 void ublk_record_free(struct ublk_record *record);
 /* Only if it is that cookie's. */

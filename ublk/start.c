@@ -187,9 +187,11 @@ int ublk_add(const struct ublk_options *o, char *const *argv)
 	r = ublk_open_control(&c);
 	if (r)
 		return r;
-	if (getrandom(&start.cookie, sizeof start.cookie, 0) != sizeof start.cookie) {
-		warnx("cannot get random numbers: %s", strerror(errno));
-		return EXIT_FAILURE;
+	while (start.cookie < UBLK_FIRST_COOKIE) {
+		if (getrandom(&start.cookie, sizeof start.cookie, 0) != sizeof start.cookie) {
+			warnx("cannot get random numbers: %s", strerror(errno));
+			return EXIT_FAILURE;
+		}
 	}
 	const struct ublk_server_user user = user_of(&start);
 

@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,10 +16,14 @@
 int __wrap_ublk_open_control(struct ublk_control *c);
 int __wrap_ublk_server_add(struct ublk_control *c, const struct params *params,
 	const struct ublk_server_options *o, uint64_t cookie, const struct ublk_server_user *user);
+ssize_t __real_getrandom(void *buffer, size_t length, unsigned flags);
+ssize_t __wrap_getrandom(void *buffer, size_t length, unsigned flags);
 
-static int opened = -1;	 /* an exit code; -1: by the environment */
-static int inherited[2]; /* what the caller has open, if any */
-static bool is_ready;	 /* the server can be used at once */
+static int opened = -1;		/* an exit code; -1: by the environment */
+static int inherited[2];	/* what the caller has open, if any */
+static const uint64_t *drawn;	/* random numbers, if any */
+static bool is_ready;		/* the server can be used at once */
+static uint64_t cookie_of_disk; /* what the driver gets */
 
 static bool is_open(int fd)
 {
@@ -41,10 +47,18 @@ int __wrap_ublk_server_add(struct ublk_control *c, const struct params *params,
 	(void)c;
 	(void)params;
 	(void)o;
-	(void)cookie;
+	cookie_of_disk = cookie;
 	if (is_ready)
 		user->ready(user->opaque, 7);
 	return 0;
+}
+
+ssize_t __wrap_getrandom(void *buffer, size_t length, unsigned flags)
+{
+	if (!drawn || length != sizeof *drawn)
+		return __real_getrandom(buffer, length, flags);
+	memcpy(buffer, drawn++, length);
+	return (ssize_t)length;
 }
 
 /* A server is started with the socket of a unit in its environment. */
@@ -93,11 +107,27 @@ static void test_a_server_in_the_background_keeps_no_file_of_its_caller(void **s
 	opened = -1;
 }
 
+static void test_marks_of_disks_are_no_small_numbers(void **state)
+{
+	static const uint64_t numbers[] = {5, 0xffffffff, 0x1234567800000001u};
+	const struct ublk_options o = {.foreground = true};
+	char *const argv[] = {NULL};
+
+	(void)state;
+	opened = 0;
+	drawn = numbers;
+	assert_int_equal(ublk_add(&o, argv), 0);
+	assert_true(cookie_of_disk == 0x1234567800000001u);
+	drawn = NULL;
+	opened = -1;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_server_in_the_background_tells_no_unit),
 		cmocka_unit_test(test_a_server_in_the_background_keeps_no_file_of_its_caller),
+		cmocka_unit_test(test_marks_of_disks_are_no_small_numbers),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
