@@ -113,21 +113,35 @@ static int last_server(struct ublk_control *c, struct ublksrv_ctrl_dev_info *inf
 	return ublk_process_of_disk(info);
 }
 
+/*
+ * Would its server's record of a failure be found here? Not if the server has another /run, or
+ * could write no record of the disk, either. Servers of other programs leave none.
+ */
+static bool would_tell(const struct ublksrv_ctrl_dev_info *info)
+{
+	struct ublk_record record;
+	int r = ublk_record_read(info->dev_id, info->ublksrv_flags, &record);
+
+	ublk_record_free(&record);
+	return r != -ENOENT || info->ublksrv_flags < UBLK_FIRST_COOKIE;
+}
+
 int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 {
 	uint32_t id = (uint32_t)o->server.id;
 	struct ublksrv_ctrl_dev_info info;
 	const struct ublk_claim_limits limits = {.timeout_ms = CLAIM_LIMIT_MS};
 	struct ublk_claim claim = UBLK_NO_CLAIM;
-	bool live, in_use = false, lost = false;
+	bool live, in_use = false, lost = false, tells;
 	int answer = -ENXIO, pidfd = -1, r = ublk_examine(c, id, &info);
 	char users[256];
 	time_t begun;
 
 	if (r)
 		return r;
-	ublk_disk_users(id, users, sizeof users);
 	live = info.state == UBLK_S_DEV_LIVE;
+	tells = would_tell(&info); /* at once: a server that ends removes it */
+	ublk_disk_users(id, users, sizeof users);
 	/* A dead one has nothing to lose. */
 	if (info.state != UBLK_S_DEV_DEAD) {
 		answer = ublk_disk_claim(id, &claim, &limits);
@@ -185,11 +199,14 @@ int ublk_delete(struct ublk_control *c, const struct ublk_options *o)
 				id);
 			return EXIT_FAILURE;
 		}
-		if (live && pidfd < 0) {
-			warnx("ublk%u: removed, but its server cannot be seen from here, such as "
-			      "in another container; the system log where it runs has whether it "
-			      "could keep all that was written",
-				id);
+		if (live && (pidfd < 0 || !tells)) {
+			warnx("ublk%u: removed, but its server %s, such as in another container; "
+			      "the system log where it runs has whether it could keep all that was "
+			      "written",
+				id,
+				pidfd < 0 ? "cannot be seen from here"
+					  : "has no record in " UBLK_RECORD_DIRECTORY
+					    " that can be seen from here");
 			return EXIT_FAILURE;
 		}
 		printf("/dev/ublkb%u: %s%s\n", id,

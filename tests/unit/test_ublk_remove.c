@@ -9,6 +9,7 @@
 #include "tests/unit/support.h"
 #include "ublk/disk.h"
 #include "ublk/process.h"
+#include "ublk/record.h"
 #include "ublk/remove.h"
 #include "ublk/show.h"
 #include "ublk/stopping.h"
@@ -26,14 +27,24 @@ void __wrap_ublk_disk_users(uint32_t id, char *text, size_t size);
 int __wrap_ublk_stop_elsewhere(struct ublk_control *c, uint32_t id, uint64_t cookie,
 	bool (*over)(void *opaque), void *opaque);
 
+int __wrap_ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record);
+void __wrap_ublk_record_remove(uint32_t id, uint64_t cookie);
+bool __wrap_ublk_record_take_failure(uint32_t id, uint64_t cookie);
+
+#define COOKIE 0x1234567800000001u
+
 static int claimed, synced, stopped; /* what is answered */
 static bool held, stops;
+static uint64_t cookie_of_disk;
+static bool seen;     /* its server */
+static bool recorded; /* until the disk is stopped */
 
 static int fill_info(struct ublksrv_ctrl_dev_info *info)
 {
 	memset(info, 0, sizeof *info);
 	info->dev_id = 5;
 	info->state = UBLK_S_DEV_LIVE;
+	info->ublksrv_flags = cookie_of_disk;
 	return 0;
 }
 
@@ -62,8 +73,14 @@ int __wrap_ublk_control_delete(struct ublk_control *c, uint32_t id, uint64_t coo
 
 int __wrap_ublk_process_of_disk(const struct ublksrv_ctrl_dev_info *info)
 {
+	int ends[2];
+
 	(void)info;
-	return -ESRCH;
+	if (!seen)
+		return -ESRCH;
+	assert_int_equal(pipe(ends), 0);
+	close(ends[1]); /* as if it had ended */
+	return ends[0];
 }
 
 int __wrap_ublk_disk_claim(
@@ -106,7 +123,29 @@ int __wrap_ublk_stop_elsewhere(struct ublk_control *c, uint32_t id, uint64_t coo
 	(void)over;
 	(void)opaque;
 	stops = true;
+	recorded = false; /* the server has removed it */
 	return stopped;
+}
+
+int __wrap_ublk_record_read(uint32_t id, uint64_t cookie, struct ublk_record *record)
+{
+	assert_int_equal(id, 5);
+	assert_true(cookie == cookie_of_disk);
+	*record = (struct ublk_record){0};
+	return recorded ? 0 : -ENOENT;
+}
+
+void __wrap_ublk_record_remove(uint32_t id, uint64_t cookie)
+{
+	(void)id;
+	(void)cookie;
+}
+
+bool __wrap_ublk_record_take_failure(uint32_t id, uint64_t cookie)
+{
+	(void)id;
+	(void)cookie;
+	return false;
 }
 
 static int delete_disk(int claim, int sync, int stop)
@@ -135,10 +174,29 @@ static void test_a_disk_that_stays_is_claimed_no_longer(void **state)
 	assert_false(held);
 }
 
+/* It could have told nobody here what it could not keep. */
+static void test_a_server_without_a_record_here_may_have_lost_something(void **state)
+{
+	(void)state;
+	cookie_of_disk = COOKIE;
+	seen = recorded = true;
+	assert_int_equal(delete_disk(0, 0, 0), 0);
+	recorded = false;
+	assert_int_equal(delete_disk(0, 0, 0), EXIT_FAILURE);
+	seen = false;
+	recorded = true;
+	assert_int_equal(delete_disk(0, 0, 0), EXIT_FAILURE);
+	/* Another program's server has none anywhere. */
+	cookie_of_disk = 1;
+	seen = true;
+	assert_int_equal(delete_disk(0, 0, 0), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_disk_that_stays_is_claimed_no_longer),
+		cmocka_unit_test(test_a_server_without_a_record_here_may_have_lost_something),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
