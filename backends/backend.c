@@ -86,13 +86,19 @@ void backend_debug(const struct backend_host *host, const char *format, ...)
 	errno = saved;
 }
 
-/* Has the device as many bytes as the framework demands? */
-static int check_size(const struct backend_host *host, uint64_t size, uint64_t have)
+/* Has the device as many bytes as the framework demands? continues: for clients that it has. */
+static int check_size(const struct backend_host *host, uint64_t size, uint64_t have, bool continues)
 {
 	if (size <= have)
 		return 0;
-	backend_error(host, "size=%llu: the device has only %llu bytes; give at most that",
-		(unsigned long long)size, (unsigned long long)have);
+	if (continues)
+		backend_error(host,
+			"the device has only %llu bytes, the disk has %llu; give one that is large "
+			"enough",
+			(unsigned long long)have, (unsigned long long)size);
+	else
+		backend_error(host, "size=%llu: the device has only %llu bytes; give at most that",
+			(unsigned long long)size, (unsigned long long)have);
 	return -EINVAL;
 }
 
@@ -111,7 +117,7 @@ int backend_open(const struct params *params, uint64_t size, const struct backen
 	b->ops = ops;
 	b->host = *host;
 
-	r = check_size(host, size, atomic_load(&b->size));
+	r = check_size(host, size, atomic_load(&b->size), host->previous_session != 0);
 	if (r) {
 		ops->close(b);
 		return r;
@@ -194,7 +200,7 @@ int backend_resize(struct backend *b, uint64_t size)
 	int r = b->ops->available ? b->ops->available(b, &have) : 0;
 
 	if (r == 0)
-		r = check_size(&b->host, size, have);
+		r = check_size(&b->host, size, have, false);
 	if (r == 0) {
 		atomic_store(&b->size, size);
 		atomic_store(&b->size_demanded, true);
