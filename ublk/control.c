@@ -9,6 +9,9 @@
 
 #include "ublk/control.h"
 
+/* The kernel's own, which some of its drivers let out. */
+#define ENOTSUPP 524
+
 /* How often it is looked whether a command has become pointless. */
 #define LOOK_NS 100000000
 
@@ -139,6 +142,12 @@ static int with_data(struct ublk_control *c, uint32_t op, uint32_t id, uint64_t 
 			.dev_id = id, .queue_id = (uint16_t)-1, .data[0] = data});
 }
 
+/* Is that what a kernel without a command answers? Of no device, it may look for that first. */
+static bool is_unknown(int r)
+{
+	return r == -EOPNOTSUPP || r == -ENOTSUPP || r == -EINVAL || r == -ENODEV || r == -ENOTTY;
+}
+
 int ublk_control_open(struct ublk_control *c)
 {
 	int r;
@@ -156,7 +165,7 @@ int ublk_control_open(struct ublk_control *c)
 		r = -EOPNOTSUPP;
 	if (r < 0) {
 		ublk_control_close(c);
-		return r == -EPERM || r == -EACCES ? r : -EOPNOTSUPP;
+		return is_unknown(r) ? -EOPNOTSUPP : r;
 	}
 	return 0;
 }

@@ -17,10 +17,13 @@
 
 int __real_io_uring_submit(struct io_uring *ring);
 int __wrap_io_uring_submit(struct io_uring *ring);
+int __real_open64(const char *path, int flags, ...);
+int __wrap_open64(const char *path, int flags, ...);
 
 static int from_pipe; /* what commands wait for */
 static char byte;
 static uint32_t refused; /* the command that this kernel does not know */
+static bool unknown;	 /* not even as a bad descriptor, but as a bad operation */
 static uint32_t commands[8], count;
 static const struct ublksrv_ctrl_dev_info *known; /* of any device */
 static unsigned taken; /* how often the number of a new device is taken */
@@ -51,10 +54,20 @@ int __wrap_io_uring_submit(struct io_uring *ring)
 			io_uring_prep_read(sqe, from_pipe, &byte, 1, 0);
 		if (command == UBLK_U_CMD_GET_DEV_INFO && known)
 			memcpy(answer, known, sizeof *known);
+		if (command == refused && unknown)
+			sqe->opcode = 255;
 		taken -= command == UBLK_U_CMD_ADD_DEV && taken;
 		sqe->user_data = number;
 	}
 	return __real_io_uring_submit(ring);
+}
+
+/* The kernel's file is not needed. */
+int __wrap_open64(const char *path, int flags, ...)
+{
+	bool control = strcmp(path, UBLK_CONTROL_PATH) == 0;
+
+	return __real_open64(control ? "/dev/null" : path, flags, 0600);
 }
 
 struct scene {
@@ -74,6 +87,7 @@ static int set_up(void **state)
 	from_pipe = ends[0];
 	s.to_pipe = ends[1];
 	refused = taken = 0;
+	unknown = false;
 	count = 0;
 	*state = &s;
 	return 0;
@@ -210,9 +224,24 @@ static void test_a_number_that_is_about_to_be_free_is_waited_for(void **state)
 	assert_memory_equal(commands, expected, sizeof expected);
 }
 
+/* Another failure says nothing about the age of the kernel. */
+static void test_a_kernel_is_too_old_only_if_it_does_not_know_the_command(void **state)
+{
+	struct ublk_control c;
+
+	(void)state;
+	refused = UBLK_U_CMD_GET_FEATURES;
+	assert_int_equal(ublk_control_open(&c), -EBADF);
+	unknown = true;
+	assert_int_equal(ublk_control_open(&c), -EOPNOTSUPP); /* of -EINVAL */
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(
+			test_a_kernel_is_too_old_only_if_it_does_not_know_the_command, set_up,
+			tear_down),
 		cmocka_unit_test_setup_teardown(
 			test_a_start_is_given_up_when_queues_have_ended, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(
