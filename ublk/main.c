@@ -17,6 +17,15 @@
 #include "ublk/stopping.h"
 #include "ublk/syncing.h"
 
+/* After a command that only prints, with its exit code: has all been written? */
+static int printed(int code)
+{
+	if (fflush(stdout) == 0 && !ferror(stdout))
+		return code;
+	warn("cannot write the answer");
+	return code ? code : EXIT_FAILURE;
+}
+
 int main(int argc, char **argv)
 {
 	/* As they were given: the parser changes the order. */
@@ -46,10 +55,10 @@ int main(int argc, char **argv)
 	switch (o.command) {
 	case UBLK_COMMAND_HELP:
 		ublk_options_help();
-		return 0;
+		return printed(0);
 	case UBLK_COMMAND_VERSION:
 		printf("userblk-ublk %s\n", USERBLK_VERSION);
-		return 0;
+		return printed(0);
 	case UBLK_COMMAND_ADD:
 		return ublk_add(&o, given);
 	case UBLK_COMMAND_RECOVER:
@@ -63,15 +72,15 @@ int main(int argc, char **argv)
 	if (r)
 		return o.command == UBLK_COMMAND_STOP ? UBLK_STOP_FAILED : r;
 	if (o.command == UBLK_COMMAND_LIST)
-		r = ublk_show_list(&c, o.json);
+		r = printed(ublk_show_list(&c, o.json));
 	else if (o.command == UBLK_COMMAND_INFO)
-		r = ublk_show_info(&c, &o);
+		r = printed(ublk_show_info(&c, &o));
 	else if (o.command == UBLK_COMMAND_DELETE)
 		r = ublk_delete(&c, &o);
 	else if (o.command == UBLK_COMMAND_STOP)
 		r = ublk_stop_for_parent(&c, (uint32_t)o.server.id, o.cookie, o.parent);
 	else
-		r = ublk_show_features(&c, o.json);
+		r = printed(ublk_show_features(&c, o.json));
 	ublk_control_close(&c);
 	return r;
 }

@@ -112,6 +112,17 @@ def test_ublk_loads_the_libraries_of_s3_with_it() -> None:
         assert done.returncode == 2 and reported in done.stderr
 
 
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_ublk_says_what_it_could_not_print(word: str) -> None:
+    """A part of a list with exit code 0 would be taken for all."""
+    if not (found := next(paths.HOST_BUILD.glob("*/userblk-ublk"), None)):
+        pytest.skip("installation: userblk-ublk is not built")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([found, word], stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+    assert done.returncode == 1
+    assert done.stderr == "userblk-ublk: cannot write the answer: No space left on device\n"
+
+
 def test_no_limit_ends_the_stop_of_the_unit_early() -> None:
     """systemd applies one of a job to stops, too, and then takes the network from a disk that is being written back."""
     unit = (TOP / UNIT).read_text()
