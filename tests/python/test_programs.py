@@ -185,6 +185,38 @@ def test_the_unit_leaves_arrays_alone(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "-u /dev/dm-0\n"
 
 
+@pytest.mark.parametrize("end", ["before", "meanwhile", "its number is another's"])
+def test_the_unit_leaves_a_disk_without_server_alone(tmp_path: Path, end: str) -> None:
+    """Its unmount would hang, and with it the unit's restart of the server. Here it is mounted forever."""
+    server = subprocess.Popen(["/bin/sleep", str(LIMIT)])
+    # One that is not waited for stays as a zombie.
+    ended = f"kill -KILL {server.pid}; while test -e /proc/{server.pid}/exe; do /bin/sleep 0.01; done"
+    if end == "before":
+        subprocess.run(["sh", "-c", ended], check=True)
+    elif end != "meanwhile":
+        ended = f"echo 1 >{tmp_path}/began"
+        (tmp_path / "began").write_text("0\n")
+        _program(tmp_path / "cut", f"cat {tmp_path}/began")
+    for name in ("findmnt", "swapoff", "sleep", "blkdeactivate"):
+        _program(tmp_path / name, f"echo {name} >>{tmp_path}/runs")
+    _program(tmp_path / "umount", f"echo umount >>{tmp_path}/runs; {ended}; exit 1")
+    (tmp_path / "runs").touch()
+    try:
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MAINPID": str(server.pid)}
+        words = unit_command("ExecStop", _program(tmp_path / "userblk-ublk", "echo '/dev/ublkb3 live '"))
+        subprocess.run(words, env=environment, timeout=LIMIT, check=True)
+        assert (server.poll() is None) == (end == "its number is another's")
+    finally:
+        server.kill()
+        server.wait()
+    assert (tmp_path / "runs").read_text().split() == ["findmnt", "umount", "sleep"] * (end != "before")
+
+
+def test_an_oom_kill_is_no_stop_of_the_unit() -> None:
+    """By default systemd would run ExecStop= on a disk without server, instead of starting another one."""
+    assert "\nOOMPolicy=continue\n" in (TOP / UNIT).read_text()
+
+
 @pytest.mark.parametrize(
     "words", [["userblk-buse"], ["userblk-ublk", "add", "--foreground"]], ids=lambda words: words[0]
 )
