@@ -15,6 +15,7 @@
 #include "programs/io_flusher.h"
 #include "ublk/disk.h"
 #include "ublk/ending.h"
+#include "ublk/messages.h"
 #include "ublk/notify.h"
 #include "ublk/parameters.h"
 #include "ublk/process.h"
@@ -52,7 +53,7 @@ struct server {
 	unsigned started; /* queues with a thread */
 	unsigned ended;	  /* of these, for whatever reason; atomic */
 	pthread_t main;
-	_Atomic bool logs; /* standard error no longer has a reader */
+	_Atomic bool serves; /* the disk can be used */
 	_Atomic bool error_told;
 	struct ublk_work work; /* that the end waits for */
 	struct ublk_seen seen; /* by the one that ends the disk */
@@ -75,9 +76,7 @@ static void host_error(void *opaque, const char *message)
 		return;
 	}
 	s->error_told = true;
-	if (s->logs)
-		syslog(LOG_ERR, "%s", message);
-	fprintf(stderr, "userblk-ublk: %s\n", message);
+	ublk_message(s->serves, LOG_ERR, message);
 }
 
 /* A line to the user about a step that failed, with the remedy, or "". r: negative errno. */
@@ -117,9 +116,10 @@ static int not_added(struct server *s, int r)
 /* What is not an error. */
 static void log_line(struct server *s, const char *what, const char *more)
 {
-	if (s->logs)
-		syslog(LOG_INFO, "ublk%u: %s%s", s->id, what, more);
-	fprintf(stderr, "userblk-ublk: ublk%u: %s%s\n", s->id, what, more);
+	char line[3072];
+
+	snprintf(line, sizeof line, "ublk%u: %s%s", s->id, what, more);
+	ublk_message(s->serves, LOG_INFO, line);
 }
 
 static void log_counters(struct server *s)
@@ -484,8 +484,8 @@ static int run_server(struct server *s, const struct ublk_server_options *o, uin
 		ublk_control_delete(s->control, s->id, s->cookie);
 		return EXIT_FAILURE;
 	}
+	s->serves = true;
 	user->ready(user->opaque, s->id);
-	s->logs = true;
 	r = serve(s);
 	ublk_extension_end(&s->extension);
 	return r;

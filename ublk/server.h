@@ -54,7 +54,7 @@ struct ublk_server_user {
  * SIGINT or SIGHUP comes, which removes it: at once after what was written has
  * arrived, or when it is no longer in use, or at a second signal.
  * cookie: kept by the kernel, and readable by all. An exit code; errors are reported
- * on standard error, and by syslog after ready().
+ * on standard error, and after ready() by syslog if nobody reads them there.
  */
 int ublk_server_add(struct ublk_control *c, const struct params *params,
 	const struct ublk_server_options *o, uint64_t cookie, const struct ublk_server_user *user);
