@@ -18,7 +18,7 @@
 #include "backends/passthrough.h"
 #include "backends/transfer.h"
 
-/* Of a call that finds something busy, which lasts for a moment. */
+/* How often a call is made that finds something busy, which lasts for a moment. */
 #define BUSY_ATTEMPTS 10
 
 static const struct param passthrough_params[] = {

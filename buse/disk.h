@@ -35,9 +35,8 @@ int disk_sync(const struct disk *disk);
 /* Asks the kernel to say goodbye; the disk ends once that was served. */
 void disk_disconnect(const struct disk *disk);
 /*
- * Of a disk that has ended: because its process was stopped, frozen or traced, and went on? The
- * call that keeps the disk ends then, as by a signal, and finds a disk that is closed when it is
- * made again.
+ * Has a disk ended because its process was stopped, frozen or traced, and went on? The call that
+ * keeps the disk ends then, as by a signal, and finds a disk that is closed when it is made again.
  */
 bool disk_was_interrupted(const struct disk *disk);
 /* For a disk that has ended or whose socket was shut down. Waits for the kernel. */
