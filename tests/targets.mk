@@ -356,7 +356,7 @@ test-gate: ## check that make bench-gate detects small costs, and nothing else: 
 ATTACHED_ELSEWHERE := --deselect tests/lab/guest/test_attach.py
 test-lab-long: s3-server fs-suites ## run the longer tests of the lab: every combination, many cycles (needs cargo 1.85)
 	lab/make-in-root all
-	$(LAB_WITH_STORE) --timeout 5400 -- $(GUEST_TESTS) -m long tests/lab/guest $(if $(LAB_KERNEL),,$(ATTACHED_ELSEWHERE))
+	$(LAB_WITH_STORE) --timeout 7200 -- $(GUEST_TESTS) -m long tests/lab/guest $(if $(LAB_KERNEL),,$(ATTACHED_ELSEWHERE))
 	$(LAB_WITH_STORE) --timeout 9000 -- env DIFFERENTIAL_SECONDS=300 $(GUEST_TESTS) -m 'not long' tests/lab/guest/test_differential.py
 	$(LAB_WITH_STORE) --timeout 3600 -- env UBLK_LIVES_SECONDS=600 $(GUEST_TESTS) tests/lab/guest/test_ublk_lives.py
 # Prints the seconds of each framework, and what memory it left.

@@ -19,7 +19,7 @@ from userblk.harness.model.config import load_profile
 from userblk.harness.running.measuring import bytes_moved
 
 SERVER = {"nbdkit": "nbdkit", "tcmu": "tcmu-runner"}
-SERVERS = [pytest.param("nbdkit", marks=pytest.mark.long), "tcmu"]  # make test-lab waits for one of each end
+SERVERS = ["nbdkit", pytest.param("tcmu", marks=pytest.mark.long)]  # make test-lab waits for one of each end
 WORKLOADS = ["rand-read-16th-4k", "rand-write-16th-4k"]
 
 

@@ -167,6 +167,7 @@ def test_largest_commands(up: Up, mode: str) -> None:
     compare(up, config("tcmu", mode=mode, direct="on"), scsi_target, LONG_SIZE, LONG_SIZE)
 
 
+@pytest.mark.long
 def test_flushes_beside_zeroes(up: Up) -> None:
     """What a flush has to make durable is there or zeroed, never as it was before: the page cache drops it first."""
     journal, rng = Journal(SIZE), random.Random(1)

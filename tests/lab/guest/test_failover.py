@@ -16,11 +16,10 @@ from userblk.harness.model.config import load_profile
 from waiting import wait_until
 
 CHANGES = [
-    ("tcmu", "handler", "kill"),
     ("ublk", "uring", "replace"),
     *(pytest.param(*change, marks=pytest.mark.long)
-      for change in (("nbdkit", "", "kill"), ("tcmu", "", "kill"), ("ublk", "workers", "kill"),
-                     ("ublk", "workers", "replace"), ("ublk", "uring", "kill"))),
+      for change in (("nbdkit", "", "kill"), ("tcmu", "", "kill"), ("tcmu", "handler", "kill"),
+                     ("ublk", "workers", "kill"), ("ublk", "workers", "replace"), ("ublk", "uring", "kill"))),
 ]  # fmt: skip
 
 

@@ -46,6 +46,9 @@ SYSTEMS = {
     "ublk-uring": config("ublk", mode="uring", direct="on"),
     "fuse-disk": config("fuse-disk", direct="on"),
 }
+# make test-lab waits for one of each kind of framework.
+SOON = ("nbdkit", "tcmu", "ublk-uring", "fuse-disk")
+SOME_SOON = [pytest.param(name, marks=() if name in SOON else pytest.mark.long) for name in SYSTEMS]
 # What a reader, a writer and one without room get. Linux's nbd client knows no error but one.
 ERRORS = {
     "nbdkit": (errno.EIO, errno.EIO, errno.EIO),
@@ -240,7 +243,7 @@ def test_errors_below(serve: Serve, log: Log, name: str) -> None:
     log.check()
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", SOME_SOON)
 def test_errors_of_other_requests(serve: Serve, log: Log, name: str) -> None:
     """The same for a write with FUA, a trim and a write of zeroes, which a kernel may send as writes."""
     _, fails, _ = ERRORS[name]
@@ -285,7 +288,7 @@ def test_writes_that_cannot_be_kept(serve: Serve, log: Log, name: str) -> None:
     assert log.texts().count("every flush fails from now on") == 1
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", SOME_SOON)
 def test_a_device_that_stalls(serve: Serve, log: Log, name: str) -> None:
     with mapped("faulty", LINEAR) as path, serve(SYSTEMS[name], path) as disk:
         assert disk.write(BAD, b"a") == 0

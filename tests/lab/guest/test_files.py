@@ -189,8 +189,8 @@ def test_a_killed_server_costs_its_run_only(system: str, tmp_path: Path) -> None
     ("system", "number"),
     [
         pytest.param("native", signal.SIGINT, marks=pytest.mark.long),
-        pytest.param("nbdkit", signal.SIGKILL, marks=pytest.mark.long),
-        ("tcmu", signal.SIGINT),
+        ("nbdkit", signal.SIGKILL),
+        pytest.param("tcmu", signal.SIGINT, marks=pytest.mark.long),
         pytest.param("fuse", signal.SIGKILL, marks=pytest.mark.long),
         pytest.param("nfs", signal.SIGKILL, marks=pytest.mark.long),
     ],

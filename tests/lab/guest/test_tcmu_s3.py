@@ -121,6 +121,7 @@ def start_flush(disk: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_the_daemon_ends_while_a_store_is_out_of_reach(config: Path, cut_off: Path) -> None:
     """It closes the last disk first. The others, whose store is there, lose nothing."""
     with ExitStack() as stack:

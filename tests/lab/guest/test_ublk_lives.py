@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from guest import NVME, leftovers, mapped, run
-from guest_ublk import MODES, NEEDS_UBLK, UBLK, Add, disks, info, mode_options, ublk
+from guest_ublk import NEEDS_UBLK, UBLK, Add, disks, info, mode_options, ublk
 from stamps import BLOCK, ZEROES, number_of, stamped
 from waiting import wait_until
 
@@ -340,7 +340,7 @@ def live(plan: Plan, mode: list[str], devices: dict[str, str], seed: int) -> Non
         raise
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param("workers", marks=pytest.mark.long), "uring", "zero-copy"])
 def test_lives(add: Add, mode: str) -> None:
     options = mode_options(mode)
     run(["modprobe", "dm-mod"])

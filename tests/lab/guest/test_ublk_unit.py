@@ -34,7 +34,8 @@ def users(disk: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "use", ["swap", "volume", "another namespace", pytest.param("busy volume", marks=pytest.mark.long)]
+    "use",
+    ["swap", "volume", *(pytest.param(use, marks=pytest.mark.long) for use in ("another namespace", "busy volume"))],
 )
 def test_the_unit_ends_what_is_on_its_disk(
     add: Add, mountpoint: Path, use: str, monkeypatch: pytest.MonkeyPatch
