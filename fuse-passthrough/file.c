@@ -22,9 +22,12 @@
  * with O_DIRECT if the user asked for that. Two, because the kernel writes its
  * cached pages back through any open file of the inode, and the last page of a
  * file is seldom aligned; and because fcntl(2) may turn the flag on and off.
- * The bit between them: both have O_APPEND.
+ * The bit between them: both have O_APPEND. The last one: it is one of the
+ * writers. That is kept, since the flags of a release can be other ones: what
+ * is created to be neither read nor written is created to be both.
  */
 #define ONLY_APPENDS (UINT64_C(1) << 31)
+#define WRITES	     (UINT64_C(1) << 63)
 
 static uint64_t pack(int fd, int direct_fd)
 {
@@ -43,7 +46,7 @@ bool only_appends(const struct fuse_file_info *fi)
 
 static int file_direct_fd(const struct fuse_file_info *fi)
 {
-	return (int)(fi->fh >> 32) - 1;
+	return (int)(fi->fh >> 32 & INT32_MAX) - 1;
 }
 
 int data_fd(const struct fuse_file_info *fi)
@@ -282,6 +285,7 @@ static void begin_writing(struct inode *inode, struct fuse_file_info *fi)
 {
 	bool plain;
 
+	fi->fh |= WRITES;
 	inode_lock(inode);
 	atomic_fetch_add(&inode->writers, 1);
 	if (!only_appends(fi) && atomic_load(&inode->plain_fd) == 0)
@@ -362,8 +366,8 @@ static void undo_open(struct inode *inode, const struct fuse_file_info *fi)
 	if (fs.passthrough)
 		end_passthrough(inode);
 #endif
-	close_files(may_dirty(fi) ? -1 : file_fd(fi), file_direct_fd(fi));
-	if (may_dirty(fi))
+	close_files(fi->fh & WRITES ? -1 : file_fd(fi), file_direct_fd(fi));
+	if (fi->fh & WRITES)
 		end_writing(inode, fi);
 }
 
@@ -392,7 +396,7 @@ static int open_inode(fuse_req_t req, struct inode *inode, struct fuse_file_info
 		find_capability(inode, fd);
 	finish_open(req, inode, fi, fd, direct_fd);
 	/* Waits for nobody: the caller keeps the inode until it has its answer. */
-	if (changes_unseen(inode) && may_dirty(fi))
+	if (changes_unseen(inode) && (fi->fh & WRITES))
 		fuse_lowlevel_notify_inval_inode(session.fuse, inode_number(inode), -1, 0);
 	return 0;
 }

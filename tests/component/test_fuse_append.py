@@ -14,8 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from fuse_crowd import descriptors_of
 from fuse_mount import LIBFUSE, Mount, aligned, asynchronous_write, direct, traced
 from nbdkit_server import RUN_TIMEOUT_S, checked, run
+from waiting import wait_until
 
 FuseStart = Callable[..., Mount]
 RWF_NOAPPEND = 0x20
@@ -266,6 +268,37 @@ def test_a_file_opened_for_neither_reading_nor_writing(fuse: Mount) -> None:
         assert (fuse.source / "log").read_bytes() == b"text"
     finally:
         os.close(neither)
+        checked(["chattr", "-a", str(fuse.source / "log")])
+
+
+def test_files_created_for_neither_reading_nor_writing_cost_nothing(fuse: Mount) -> None:
+    """The kernel has them created to be read and written, and closed as what they were opened for."""
+    path = fuse.point / "file"
+    for _ in range(50):
+        os.close(os.open(path, os.O_ACCMODE | os.O_CREAT | os.O_EXCL, 0o600))
+        with path.open("ab", buffering=0) as file:
+            file.write(b"text")
+        assert (fuse.source / "file").read_bytes() == b"text"
+        path.unlink()
+    wait_until("the daemon has closed all", lambda: descriptors_of(fuse, f"{fuse.source}/file (deleted)") == 0)
+
+
+def test_what_is_appended_after_a_file_was_created_for_neither_reading_nor_writing(fuse: Mount) -> None:
+    """It does not go to a file that has got the descriptor since."""
+    path, others = fuse.point / "log", [fuse.point / f"other-{number}" for number in range(30)]
+    os.close(os.open(path, os.O_ACCMODE | os.O_CREAT, 0o600))
+    wait_until("that is released", lambda: descriptors_of(fuse, f"{fuse.source}/log") == 1)
+    files = [other.open("wb") for other in others]
+    checked(["chattr", "+a", str(path)])
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write(b"text")
+            os.fsync(file.fileno())
+        assert [other.read_bytes() for other in others] == [b""] * len(others)
+        assert (fuse.source / "log").read_bytes() == b"text"
+    finally:
+        for other in files:
+            other.close()
         checked(["chattr", "-a", str(fuse.source / "log")])
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from fuse_mount import Mount
@@ -14,6 +15,15 @@ FEW_FILES = ("prlimit", "--nofile=256")
 
 def descriptors(mount: Mount) -> int:
     return len(os.listdir(f"/proc/{mount.process.pid}/fd"))
+
+
+def descriptors_of(mount: Mount, path: str) -> int:
+    """How many the daemon has of that file; one is its inode's."""
+    found = 0
+    for descriptor in Path(f"/proc/{mount.process.pid}/fd").iterdir():
+        with suppress(OSError):  # it has been closed
+            found += os.readlink(descriptor) == path
+    return found
 
 
 def fill(directory: Path) -> list[str]:

@@ -37,7 +37,7 @@ ATTRIBUTES = (
 )  # fmt: skip
 TMPFILE_FLAGS = (
     os.O_RDWR, os.O_RDWR, os.O_WRONLY, os.O_RDONLY,
-    os.O_RDWR | os.O_EXCL, os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_DIRECT,
+    os.O_RDWR | os.O_EXCL, os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_DIRECT, os.O_ACCMODE,
 )  # fmt: skip
 WRITE_FLAGS = (os.RWF_DSYNC, os.RWF_SYNC, os.RWF_APPEND, os.RWF_APPEND | os.RWF_DSYNC)
 NODES = (stat.S_IFREG, stat.S_IFREG, stat.S_IFSOCK, stat.S_IFCHR)
@@ -141,7 +141,8 @@ def _mode(rng: Draw) -> int:
 
 
 def _flags(rng: Draw) -> int:
-    flags = rng.choice([os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR, os.O_RDWR])
+    """O_ACCMODE: for neither reading nor writing, see open(2)."""
+    flags = rng.choice([*[os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR, os.O_RDWR] * 5, os.O_ACCMODE])
     for flag, chance in (
         (os.O_CREAT, 0.85), (os.O_EXCL, 0.1), (os.O_TRUNC, 0.15), (os.O_APPEND, 0.3), (os.O_NOFOLLOW, 0.1),
         (os.O_SYNC, 0.05), (os.O_DSYNC, 0.05), (os.O_DIRECT, 0.15), (os.O_NOATIME, 0.03), (os.O_DIRECTORY, 0.02),

@@ -262,7 +262,7 @@ class World:
         finally:
             self.lseek(slot, before, os.SEEK_SET)
         flags = self.get_flags(slot)
-        if flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_DIRECT:
+        if flags & os.O_ACCMODE not in (os.O_RDONLY, os.O_RDWR) or flags & os.O_DIRECT:
             return True  # it cannot be read here, or not all of it
         begin, end = (offset, found) if whence == os.SEEK_DATA else (found, min(found + 1, size))
         return not any(os.pread(file, max(end - begin, 0), begin))
