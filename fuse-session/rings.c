@@ -146,7 +146,7 @@ static void prepare_answer(struct entry *entry, int error, size_t length)
 {
 	struct fuse_out_header out = {
 		.len = (uint32_t)(sizeof(out) + length),
-		.error = error < -SESSION_LARGEST_ERROR ? -EIO : error,
+		.error = error,
 		.unique = entry->commit_id,
 	};
 
@@ -155,9 +155,10 @@ static void prepare_answer(struct entry *entry, int error, size_t length)
 	entry->unique = 0;
 }
 
+/* Answers what was done here; error as the source has given it. */
 static void submit_answer(struct entry *entry, int error, size_t length)
 {
-	prepare_answer(entry, error, length);
+	prepare_answer(entry, -session_error(-error), length);
 	submit_command(entry, FUSE_IO_URING_CMD_COMMIT_AND_FETCH);
 }
 

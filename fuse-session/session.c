@@ -32,6 +32,9 @@
 
 #define STATUS_LENGTH 1024
 
+/* The kernel takes none above it. */
+#define LARGEST_ERROR 511
+
 struct session session;
 
 static const struct session_program *served;
@@ -211,9 +214,16 @@ ssize_t session_read(int fd, char *memory, size_t size, off_t offset, size_t len
 	return (ssize_t)length;
 }
 
+int session_error(int error)
+{
+	if (error == ENOSYS)
+		return EOPNOTSUPP;
+	return error > LARGEST_ERROR ? EIO : error;
+}
+
 int session_reply_error(fuse_req_t req, int error)
 {
-	return fuse_reply_err(req, error > SESSION_LARGEST_ERROR ? EIO : error);
+	return fuse_reply_err(req, session_error(error));
 }
 
 void session_reply_absent(fuse_req_t req)

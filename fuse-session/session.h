@@ -102,11 +102,14 @@ static inline bool session_read_may_go_on(size_t size, off_t offset, size_t leng
 ssize_t session_read(int fd, char *memory, size_t size, off_t offset, size_t length);
 
 /*
- * Answers with errno error, or 0: success. The kernel takes no answer with a larger one, such as
- * ENOTSUPP, which some file systems give to programs, too, and the caller would wait forever:
- * it is EIO. Returns what fuse_reply_err() does.
+ * What to answer for error, an errno that the source has given, or 0. The kernel takes no answer
+ * with one above 511, such as ENOTSUPP, which some file systems give to programs, too, and the
+ * caller would wait forever: it is EIO. ENOSYS would be taken for what this program lacks, and turn
+ * the operation off for the whole mount: fsync(2) would do nothing, and open(2) not come here.
  */
-#define SESSION_LARGEST_ERROR 511
+int session_error(int error);
+
+/* Answers with session_error(error). Returns what fuse_reply_err() does. */
 int session_reply_error(fuse_req_t req, int error);
 
 /* Answers a lookup of a name that does not exist, which the kernel may remember like a name. */

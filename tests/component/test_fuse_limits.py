@@ -145,6 +145,53 @@ def test_errors_that_the_kernel_takes_from_nobody(mode: str, fuse_start: FuseSta
             raise
 
 
+# What strace(1) sees of how the daemon opens files, and directories.
+OPENED = tuple(f"/proc/self/fd/{number}" for number in range(3, 200))
+
+
+def open_to_write(mount: Mount) -> None:
+    with (mount.point / "file").open("r+b", buffering=0) as file:
+        file.write(b"new")
+
+
+def sync(mount: Mount) -> None:
+    with (mount.point / "file").open("wb", buffering=0) as file:
+        file.write(b"new")
+        os.fsync(file.fileno())
+        os.fdatasync(file.fileno())
+
+
+def list_names(mount: Mount) -> None:
+    assert os.listdir(mount.point) == ["file"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("use", "call", "paths"),
+    [(open_to_write, "openat", OPENED), (sync, "fsync,fdatasync", ()), (list_names, "openat", (".",))],
+)
+def test_what_the_source_does_not_have_once(
+    use: Callable[[Mount], None], call: str, paths: tuple[str, ...], mode: str, fuse_start: FuseStart
+) -> None:
+    """ENOSYS from the daemon would turn the call off for all: fsync(2) would do nothing, and open(2) not come here."""
+    if reason := lacking_for_mode(mode):
+        pytest.skip(reason)
+    mount = fuse_start(*MODES[mode], wrapper=traced(call, "error=ENOSYS:when=1", *paths))  # once in each thread
+    if use is sync and mount.status["async-io"] == "on":
+        pytest.skip("strace(1) does not see what goes through io_uring")
+    (mount.source / "file").write_text("old")
+    refused = 0
+    while refused < 100:
+        try:
+            use(mount)
+            break
+        except OSError as error:
+            assert error.errno == errno.EOPNOTSUPP
+            refused += 1
+    assert 0 < refused < 100
+    assert (mount.source / "file").read_text() in ("new", "old" if use is list_names else "new")
+
+
 def test_links_lead_where_the_user_may_go(fuse: Mount) -> None:
     """The kernel resolves them for the user; the daemon, root, never follows one."""
     outside = fuse.source.with_name("outside")
