@@ -145,7 +145,9 @@ static void read_directory(
 		return;
 	}
 	pthread_mutex_lock(&dir->lock);
-	if (offset != dir->offset) {
+	/* At the beginning, too: Btrfs lists what there was when it was opened or sought last, and
+	 * the kernel remembers that for all who come. */
+	if (offset != dir->offset || offset == 0) {
 		seekdir(dir->stream, offset);
 		dir->offset = offset;
 		dir->next = NULL;

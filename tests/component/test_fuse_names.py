@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from fuse_mount import AT_FDCWD, LIBFUSE, RENAME_EXCHANGE, Mount, aligned, renameat2, traced
+from fuse_sources import on_image, over
+from loops import mounted
 from nbdkit_server import checked, run
 from waiting import wait_until
 
@@ -162,6 +164,36 @@ def test_a_directory_whose_offsets_cannot_be_sought(fuse_source: Path, fuse_star
         (fuse_source / name).touch()
     mount = fuse_start(wrapper=traced("lseek", "error=EINVAL", str(fuse_source)))
     assert set(os.listdir(mount.point)) == names
+
+
+def entries(descriptor: int, size: int = 1 << 16) -> list[str]:
+    """The names that one call of getdents64(2) has for a buffer of that size."""
+    buffer, found, at = ctypes.create_string_buffer(size), list[str](), 0
+    length = libc.getdents64(descriptor, buffer, size)
+    assert length >= 0, os.strerror(ctypes.get_errno())
+    while at < length:
+        record = buffer.raw[at : at + int.from_bytes(buffer.raw[at + 16 : at + 18], "little")]
+        found.append(os.fsdecode(record[19:].split(b"\0")[0]))
+        at += len(record)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "ext4", "tmpfs"])
+def test_a_directory_opened_before_a_file_is_made_has_it(kind: str, tmp_path: Path, fuse_source: Path) -> None:
+    """Btrfs lists what was there at the open, or at the last seek; and all would get that, from the cache."""
+    source = mounted(tmp_path / "below", kind) if kind == "tmpfs" else on_image(kind, tmp_path)
+    with source as below, over(below, fuse_source) as mount:
+        early = os.open(mount.point, os.O_RDONLY)
+        try:
+            (mount.point / "new").touch()
+            assert "new" in entries(early)
+            assert "new" in os.listdir(mount.point)
+            (mount.point / "newer").touch()
+            os.lseek(early, 0, os.SEEK_SET)
+            assert "newer" in entries(early)
+            assert "newer" in os.listdir(mount.point)
+        finally:
+            os.close(early)
 
 
 def test_kinds_of_files(fuse: Mount) -> None:
