@@ -16,7 +16,8 @@
 struct directory {
 	pthread_mutex_t lock;
 	DIR *stream;
-	off_t offset; /* up to where it has been answered */
+	off_t offset;	  /* up to where it has been answered */
+	unsigned changes; /* of its inode, before what the stream has read ahead */
 	/* What comes next, if the stream has been read beyond: it did not fit. Not sought again,
 	 * since the offset may be one that lseek(2) refuses: NFS passes its server's on. */
 	const struct dirent *next;
@@ -133,6 +134,25 @@ static void forget_entries(const char *buffer, size_t length)
 	}
 }
 
+/*
+ * Prepares dir to go on at offset. It seeks at the beginning, too: Btrfs lists what there was when
+ * it was opened or sought last, and the kernel remembers that for all who come. So it does with
+ * what was read ahead before a change, if an answer with it follows one of a listing that has begun
+ * since.
+ */
+static void go_to(struct directory *dir, const struct inode *inode, off_t offset)
+{
+	unsigned changes = atomic_load(&inode->changes);
+	bool stale = fs.seeks_back && changes != dir->changes;
+
+	if (offset == dir->offset && offset != 0 && !stale)
+		return;
+	seekdir(dir->stream, offset);
+	dir->offset = offset;
+	dir->changes = changes;
+	dir->next = NULL;
+}
+
 static void read_directory(
 	fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset, struct directory *dir, bool plus)
 {
@@ -145,13 +165,7 @@ static void read_directory(
 		return;
 	}
 	pthread_mutex_lock(&dir->lock);
-	/* At the beginning, too: Btrfs lists what there was when it was opened or sought last, and
-	 * the kernel remembers that for all who come. */
-	if (offset != dir->offset || offset == 0) {
-		seekdir(dir->stream, offset);
-		dir->offset = offset;
-		dir->next = NULL;
-	}
+	go_to(dir, inode_of(ino), offset);
 	for (;;) {
 		const struct dirent *d = dir->next;
 		size_t length;

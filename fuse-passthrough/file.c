@@ -490,6 +490,7 @@ static int create_file(
 		fd = openat(dir, name ? name : ".", flags, mode);
 	while (fd == -1 && fds_freed());
 	fd = fd == -1 ? -errno : fd;
+	names_changed(inode_of(parent));
 	caller_end(req);
 	inode_put(inode_of(parent));
 	return fd;

@@ -37,6 +37,7 @@ struct inode {
 	atomic_uint writers;	    /* open files through which the kernel's cache gets new data */
 	atomic_int plain_fd;	    /* descriptor + 1 of one of them, see file.c; 0: none */
 	atomic_uint appending;	    /* requests that write to its end, see data.c */
+	atomic_uint changes;	    /* of a directory: of its names, through the mount */
 	atomic_uchar names;	    /* of a directory: enum names in passthrough.h */
 	atomic_uchar capability;    /* enum capability_state in passthrough.h */
 	atomic_bool mapped;	    /* perhaps, since it may be so that stores are not seen here */

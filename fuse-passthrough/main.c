@@ -337,6 +337,16 @@ static bool extends_in_part(unsigned long type)
 }
 
 /*
+ * Does a seek in a directory lead to the same place after names have gone? Where places are counted
+ * (ramfs, tmpfs before Linux 6.6), names would be left out.
+ */
+static bool seeks_back(unsigned long type)
+{
+	return type == EXT4_SUPER_MAGIC || type == XFS_SUPER_MAGIC || type == BTRFS_SUPER_MAGIC ||
+	       type == F2FS_SUPER_MAGIC;
+}
+
+/*
  * Do its directories have names without case? Of the first group each one may (chattr(1) +F), all
  * of the second do, perhaps only because their server does.
  */
@@ -408,6 +418,7 @@ int main(int argc, char *argv[])
 	files.in_memory = in_memory(type);
 	fs.plain_close = closes_plainly(type);
 	fs.extends_in_part = extends_in_part(type);
+	fs.seeks_back = seeks_back(type);
 	fs.names = names_of(type);
 	fs.stacked = is_stacked(type);
 	/* With it, nothing could be upon the mount, which only who asks for it shall lose. */

@@ -164,6 +164,7 @@ void take_back(struct inode *parent, const char *name, int flags, int fd)
 	if (fd == -1 || (fstat(fd, &st) == 0 && inode_identify(dir, name, &dev, &ino) &&
 				dev == st.st_dev && ino == st.st_ino))
 		unlinkat(dir, name, flags);
+	names_changed(parent);
 	inode_put(parent);
 }
 
@@ -306,6 +307,7 @@ static void end_change(fuse_req_t req, fuse_ino_t parent, const char *name, int 
 	struct fuse_entry_param entry;
 
 	result = result == -1 ? -errno : 0;
+	names_changed(inode_of(parent));
 	caller_end(req);
 	result = lookup_made(parent, name, flags, -1, result, &entry);
 	inode_put(inode_of(parent));
@@ -361,6 +363,7 @@ static void fs_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t new_parent, const
 	}
 	result = linkat(AT_FDCWD, fd_path(fd).path, dir, new_name, AT_SYMLINK_FOLLOW);
 	result = result == -1 ? -errno : 0;
+	names_changed(parent);
 	inode_renumber(inode); /* the new name is of this inode, also where the file has moved */
 	result = lookup_made(new_parent, new_name, 0, fd, result, &entry);
 	inode_put_changed(inode);
@@ -380,6 +383,7 @@ static void remove_name(fuse_req_t req, fuse_ino_t parent, const char *name, int
 	result = removal_begin(&removal, dir, name);
 	if (result == 0) {
 		result = unlinkat(dir, name, flags) == -1 ? -errno : 0;
+		names_changed(inode_of(parent));
 		removal_end(&removal);
 	}
 	inode_put(inode_of(parent));
@@ -484,6 +488,8 @@ static void fs_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_
 		return;
 	}
 	result = rename_name(req, from, dir, name, to, new_dir, new_name, flags);
+	names_changed(from);
+	names_changed(to);
 	inode_put(to);
 	inode_put(from);
 	reply(req, result);

@@ -42,6 +42,7 @@ struct filesystem {
 	bool direct_mmap;     /* O_DIRECT files may bypass the kernel's cache and still be mapped */
 	bool plain_close;     /* close(2) does nothing to a file of the source */
 	bool extends_in_part; /* an allocation that fails may extend a file of the source */
+	bool seeks_back;      /* a place in a directory stays one when names come and go */
 	enum names names;     /* of all directories; unknown: of each its own */
 	bool flags_checked; /* the kernel has looked who sets inode flags: Linux 5.14 surely does */
 	bool direct_drops_pages; /* a direct write leaves none of what it has overwritten in the
@@ -106,6 +107,12 @@ int lookup_fd(int fd, struct fuse_entry_param *entry);
  * unless fd is -1: there is none to compare it with.
  */
 void take_back(struct inode *parent, const char *name, int flags, int fd);
+
+/* Called after each call that may change the names below parent, and before its answer. */
+static inline void names_changed(struct inode *parent)
+{
+	atomic_fetch_add(&parent->changes, 1);
+}
 
 /*
  * inode_put() after a call that may have moved the file to the upper layer of an overlayfs, in a

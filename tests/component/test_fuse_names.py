@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,28 @@ def test_a_directory_opened_before_a_file_is_made_has_it(kind: str, tmp_path: Pa
             assert "newer" in os.listdir(mount.point)
         finally:
             os.close(early)
+
+
+@pytest.mark.parametrize("kind", ["btrfs", "ext4", "xfs"])
+def test_what_was_read_ahead_does_not_hide_a_new_file(kind: str, tmp_path: Path, fuse_source: Path) -> None:
+    """A listing that began before it was made goes on where one has begun since, whose answers the kernel keeps."""
+    with nullcontext(fuse_source) if kind == "ext4" else on_image(kind, tmp_path) as below:
+        for number in range(200):
+            (below / f"name {number}").touch()
+        last = os.listdir(below)[-1]
+        (below / last).unlink()
+        with over(below, fuse_source) as mount, ExitStack() as opened:
+            paused, whole, late = (os.open(mount.point, os.O_RDONLY) for _ in range(3))
+            for descriptor in (paused, whole, late):
+                opened.callback(os.close, descriptor)
+            assert last not in entries(paused, 4096)
+            while entries(whole, 4096):
+                pass
+            (mount.point / last).touch()
+            assert last not in entries(late, 4096)
+            while entries(paused, 4096):
+                pass
+            assert len(os.listdir(mount.point)) == 200
 
 
 def test_kinds_of_files(fuse: Mount) -> None:
