@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <unistd.h>
+
+#include "identity.h"
+#include "passthrough.h"
+
+static int watcher = -1; /* inotify, with NUMBERS_SHARED; used under the lock of all inodes */
+
+int identity_init(enum numbers numbers)
+{
+	if (numbers != NUMBERS_SHARED)
+		return 0;
+	watcher = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+	return watcher == -1 ? -errno : 0;
+}
+
+void identity_end(void)
+{
+	if (watcher != -1)
+		close(watcher);
+	watcher = -1;
+}
+
+struct file_handle *handle_of(int fd)
+{
+	union {
+		struct file_handle handle;
+		char space[sizeof(struct file_handle) + MAX_HANDLE_SZ];
+	} big;
+	struct file_handle *handle;
+	size_t size;
+	int mount_id;
+
+	memset(&big.handle, 0, sizeof(big.handle));
+	big.handle.handle_bytes = MAX_HANDLE_SZ;
+	if (name_to_handle_at(fd, "", &big.handle, &mount_id, AT_EMPTY_PATH) == -1)
+		return NULL;
+	size = sizeof(struct file_handle) + big.handle.handle_bytes;
+	handle = malloc(size);
+	if (handle)
+		memcpy(handle, &big, size);
+	return handle;
+}
+
+static bool same_handle(const struct file_handle *a, const struct file_handle *b)
+{
+	return a->handle_type == b->handle_type && a->handle_bytes == b->handle_bytes &&
+	       memcmp(a->f_handle, b->f_handle, a->handle_bytes) == 0;
+}
+
+bool has_handle(int fd, const struct file_handle *handle)
+{
+	struct file_handle *own = handle_of(fd);
+	bool same = own && same_handle(own, handle);
+
+	free(own);
+	return same;
+}
+
+/* Watches fd: a number, the same one for an inode that is watched already; or a negative errno. */
+static int watch(int fd)
+{
+	int result = inotify_add_watch(watcher, fd_path(fd).path, IN_DELETE_SELF);
+
+	return result == -1 ? -errno : result;
+}
+
+/* Takes watches away, and what they have said. */
+static void unwatch(int first, int second)
+{
+	char events[4096];
+
+	if (first >= 0)
+		inotify_rm_watch(watcher, first);
+	if (second >= 0 && second != first)
+		inotify_rm_watch(watcher, second);
+	while (read(watcher, events, sizeof(events)) > 0)
+		continue;
+}
+
+/*
+ * Whether two open descriptors are one inode of the kernel, which watches each only once: 1 or 0,
+ * or a negative errno. What the daemon may not read is not watched, and they are taken for one. The
+ * lock of all inodes is held, so nothing here may wait: closing an inotify instance would.
+ */
+static int are_same_inode(int fd, int other_fd)
+{
+	int first = watch(fd);
+	int second = first < 0 ? first : watch(other_fd);
+
+	unwatch(first, second);
+	if (second < 0)
+		return second == -EACCES ? 1 : second;
+	return first == second;
+}
+
+int are_same_file(enum numbers numbers, int fd, int other_fd)
+{
+	struct file_handle *handle;
+	struct stat st;
+	int same;
+
+	switch (numbers) {
+	case NUMBERS_RECYCLED:
+		handle = handle_of(other_fd);
+		same = !handle || has_handle(fd, handle);
+		free(handle);
+		return same;
+	case NUMBERS_SHARED:
+		/* By hard links only. */
+		if (fstat(fd, &st) == -1)
+			return -errno;
+		return st.st_nlink < 2 || S_ISDIR(st.st_mode) ? 1 : are_same_inode(fd, other_fd);
+	default:
+		return 1;
+	}
+}
