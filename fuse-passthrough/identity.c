@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/inotify.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "identity.h"
@@ -99,18 +100,42 @@ static int are_same_inode(int fd, int other_fd)
 	return first == second;
 }
 
+static bool same_handles(int fd, int other_fd)
+{
+	struct file_handle *handle = handle_of(other_fd);
+	bool same = !handle || has_handle(fd, handle);
+
+	free(handle);
+	return same;
+}
+
+static bool same_time(struct timespec a, struct timespec b)
+{
+	return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+/*
+ * Whether two descriptors with equal numbers and different handles may be names of one file: a FUSE
+ * server that goes by paths has a handle for each.
+ */
+static bool may_be_links(int fd, int other_fd)
+{
+	struct stat a, b;
+
+	return fstat(fd, &a) == 0 && fstat(other_fd, &b) == 0 && a.st_mode == b.st_mode &&
+	       !S_ISDIR(a.st_mode) && a.st_nlink > 1 && b.st_nlink > 1 && a.st_uid == b.st_uid &&
+	       a.st_gid == b.st_gid && a.st_size == b.st_size && same_time(a.st_mtim, b.st_mtim);
+}
+
 int are_same_file(enum numbers numbers, int fd, int other_fd)
 {
-	struct file_handle *handle;
 	struct stat st;
-	int same;
 
 	switch (numbers) {
 	case NUMBERS_RECYCLED:
-		handle = handle_of(other_fd);
-		same = !handle || has_handle(fd, handle);
-		free(handle);
-		return same;
+		return same_handles(fd, other_fd);
+	case NUMBERS_OF_SEVERAL:
+		return same_handles(fd, other_fd) || may_be_links(fd, other_fd);
 	case NUMBERS_SHARED:
 		/* By hard links only. */
 		if (fstat(fd, &st) == -1)

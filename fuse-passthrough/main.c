@@ -178,6 +178,9 @@ static struct inodes_source source_of(unsigned long type)
 	/* Its server does not know what is open here, and another machine may remove it. */
 	if (type == NFS_SUPER_MAGIC)
 		numbers = NUMBERS_RECYCLED;
+	/* Its server may show files of several file systems, all by one device. */
+	else if (type == FUSE_SUPER_MAGIC)
+		numbers = NUMBERS_OF_SEVERAL;
 	/* The hard links of a lower layer are files of their own when they come to the upper one.
 	 */
 	else if (type == OVERLAYFS_SUPER_MAGIC)

@@ -23,6 +23,8 @@ FuseStart = Callable[..., Mount]
 MIB = 1 << 20
 AT_SYMLINK_FOLLOW = 0x400
 RENAME_NOREPLACE, RENAME_WHITEOUT = 1, 4
+ONE_THREAD = ["--max-threads=1"] if LIBFUSE >= (3, 12) else []
+NFS, FUSE, SMB, PLAN_9 = 0x6969, 0x65735546, 0xFE534D42, 0x01021997  # types of file systems
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -126,17 +128,52 @@ def test_recycled_inode_numbers_are_new_files(fuse: Mount) -> None:
     assert len(numbers) < 50, "no number was recycled: this tested nothing"
 
 
+def numbered_alike(source: Path, kind: int, *more: str) -> tuple[str, ...]:
+    """What makes the source a file system of that type, by strace(1), whose files have one number for all."""
+    of_all = f"poke_exit=@arg3={'11' * 16}"  # device and number
+    wrapper = traced("newfstatat", of_all, *(str(source / name) for name in ("", "old", "new", "link")))
+    calls = "newfstatat,fstatfs" + "".join(f",{call.split(':')[0]}" for call in more)
+    wrapper += ("-e", f"trace={calls}", "-e", f"inject=fstatfs:poke_exit=@arg2={kind.to_bytes(8, 'little').hex()}")
+    return wrapper + tuple(word for call in more for word in ("-e", f"inject={call}"))
+
+
 def test_recycled_inode_numbers_of_nfs(fuse_source: Path, fuse_start: FuseStart) -> None:
-    """A file that is open here can be removed by another machine. strace(1) makes this NFS, with one number for all."""
+    """A file that is open here can be removed by another machine."""
     for name in ("old", "new"):
         (fuse_source / name).write_text(name)
-    of_all = f"poke_exit=@arg3={'11' * 16}"  # device and number
-    wrapper = traced("newfstatat", of_all, *(str(fuse_source / name) for name in ("", "old", "new")))
-    wrapper += ("-e", "trace=newfstatat,fstatfs", "-e", "inject=fstatfs:poke_exit=@arg2=6969000000000000")
-    mount = fuse_start(wrapper=wrapper)
+    mount = fuse_start(wrapper=numbered_alike(fuse_source, NFS))
     assert (mount.point / "old").stat().st_ino == (mount.point / "new").stat().st_ino == 0x1111111111111111
     with (mount.point / "old").open() as file:
         assert ((mount.point / "new").read_text(), file.read()) == ("new", "old")
+
+
+def test_files_of_a_fuse_server_with_equal_numbers(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """One that shows several file systems by one device. Each stays a file of its own, and one, also when both live."""
+    for name in ("old", "new"):
+        (fuse_source / name).write_text(name)
+    (fuse_source / "link").hardlink_to(fuse_source / "old")
+    mount = fuse_start("--timeout=0", wrapper=numbered_alike(fuse_source, FUSE))
+    with (mount.point / "old").open("r+b", buffering=0) as old, (mount.point / "new").open("r+b", buffering=0) as new:
+        for _ in range(2):
+            old.write(b"O")
+            new.write(b"N")
+            assert [(mount.point / name).read_bytes()[:1] for name in ("old", "new", "link")] == [b"O", b"N", b"O"]
+            old.seek(1)
+            new.seek(1)
+        os.fsync(old.fileno())
+        os.fsync(new.fileno())
+        assert [(fuse_source / name).read_text() for name in ("old", "new", "link")] == ["OOd", "NNw", "OOd"]
+
+
+def test_links_of_a_fuse_server_by_paths_are_one_file(fuse_source: Path, fuse_start: FuseStart) -> None:
+    """Each name has a handle of its own there, as of libfuse's high-level interface; here each handle differs."""
+    (fuse_source / "old").write_text("old")
+    (fuse_source / "link").hardlink_to(fuse_source / "old")
+    other = f"name_to_handle_at:poke_exit=@arg3=0800000001000000{'22' * 8}:when=1+2"
+    mount = fuse_start(*ONE_THREAD, wrapper=numbered_alike(fuse_source, FUSE, other))
+    with (mount.point / "old").open("r+b", buffering=0) as file:
+        file.write(b"O")
+        assert (mount.point / "link").read_bytes() == b"Old"
 
 
 def test_directory_of_many_names(fuse: Mount) -> None:
@@ -306,9 +343,6 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "mknod": os.mkfifo,
     "link": lambda path: path.hardlink_to(path.with_name("file")),
 }
-
-
-ONE_THREAD = ["--max-threads=1"] if LIBFUSE >= (3, 12) else []
 
 
 @pytest.mark.parametrize(("error", "stays"), [("ENFILE", False), ("ENOENT", True)])
