@@ -127,6 +127,28 @@ static bool may_be_links(int fd, int other_fd)
 	       a.st_gid == b.st_gid && a.st_size == b.st_size && same_time(a.st_mtim, b.st_mtim);
 }
 
+/*
+ * Whether the file that is open as fd, by a name, can be that of other_fd, where no handles tell:
+ * not if that is gone, nor with another time of birth, which stays. Over SMB, the kernel has no
+ * other generation, either, and knows it without asking the server.
+ */
+static bool may_be_same(int fd, int other_fd)
+{
+	const int flags = AT_EMPTY_PATH | AT_STATX_DONT_SYNC;
+	const unsigned mask = STATX_TYPE | STATX_NLINK | STATX_BTIME;
+	struct statx a, b;
+
+	if (statx(other_fd, "", flags, mask, &b) == -1)
+		return errno != ENOENT && errno != ESTALE;
+	if (statx(fd, "", flags, mask, &a) == -1)
+		return true;
+	if ((a.stx_mode & S_IFMT) != (b.stx_mode & S_IFMT) || (a.stx_nlink > 0 && b.stx_nlink == 0))
+		return false;
+	return !(a.stx_mask & b.stx_mask & STATX_BTIME) ||
+	       (a.stx_btime.tv_sec == b.stx_btime.tv_sec &&
+		       a.stx_btime.tv_nsec == b.stx_btime.tv_nsec);
+}
+
 int are_same_file(enum numbers numbers, int fd, int other_fd)
 {
 	struct stat st;
@@ -134,6 +156,8 @@ int are_same_file(enum numbers numbers, int fd, int other_fd)
 	switch (numbers) {
 	case NUMBERS_RECYCLED:
 		return same_handles(fd, other_fd);
+	case NUMBERS_WITHOUT_HANDLES:
+		return may_be_same(fd, other_fd);
 	case NUMBERS_OF_SEVERAL:
 		return same_handles(fd, other_fd) || may_be_links(fd, other_fd);
 	case NUMBERS_SHARED:

@@ -483,7 +483,7 @@ int inode_learn(int fd, struct stat *st, struct inode **result)
 
 		inode = find_in(inode->next, st->st_dev, st->st_ino);
 		/* The source recycled the number. The kernel may still hold the dead one. */
-		if (numbers != NUMBERS_SHARED && numbers != NUMBERS_OF_SEVERAL)
+		if (numbers == NUMBERS_OF_ONE || numbers == NUMBERS_RECYCLED)
 			leave(stripe, other);
 	}
 	if (same < 0) {

@@ -47,9 +47,10 @@ struct inode {
 
 /* What the number of a file of the source says while the file is open. */
 enum numbers {
-	NUMBERS_OF_ONE,	    /* no other file has it */
-	NUMBERS_RECYCLED,   /* another one may get it, and has another handle */
-	NUMBERS_OF_SEVERAL, /* another one may have it all the time, with another handle */
+	NUMBERS_OF_ONE,		 /* no other file has it */
+	NUMBERS_RECYCLED,	 /* another one may get it, and has another handle */
+	NUMBERS_WITHOUT_HANDLES, /* another one may get it, as attributes may tell */
+	NUMBERS_OF_SEVERAL,	 /* another one may have it all the time, with another handle */
 	NUMBERS_SHARED, /* another one may have it until one of the two is changed, which changes it
 			 */
 };

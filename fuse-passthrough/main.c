@@ -178,6 +178,11 @@ static struct inodes_source source_of(unsigned long type)
 	/* Its server does not know what is open here, and another machine may remove it. */
 	if (type == NFS_SUPER_MAGIC)
 		numbers = NUMBERS_RECYCLED;
+	/* Nor does that of these, which have no handles, and open nothing there for an O_PATH
+	 * descriptor. */
+	else if (type == SMB_SUPER_MAGIC || type == CIFS_MAGIC || type == SMB2_MAGIC ||
+		 type == V9FS_MAGIC)
+		numbers = NUMBERS_WITHOUT_HANDLES;
 	/* Its server may show files of several file systems, all by one device. */
 	else if (type == FUSE_SUPER_MAGIC)
 		numbers = NUMBERS_OF_SEVERAL;

@@ -147,6 +147,29 @@ def test_recycled_inode_numbers_of_nfs(fuse_source: Path, fuse_start: FuseStart)
         assert ((mount.point / "new").read_text(), file.read()) == ("new", "old")
 
 
+@pytest.mark.parametrize("kind", [SMB, PLAN_9])
+def test_recycled_inode_numbers_without_handles(kind: int, fuse_source: Path, fuse_start: FuseStart) -> None:
+    """A file that is known here has been removed by another machine. That it has no name left is all that tells."""
+    (fuse_source / "old").write_text("old")
+    no_birth = "statx:poke_exit=@arg5=00000000"
+    mount = fuse_start("--nocache", wrapper=numbered_alike(fuse_source, kind, no_birth))
+    with (mount.point / "old").open() as file:
+        (fuse_source / "old").unlink()
+        (fuse_source / "new").write_text("new")
+        assert ((mount.point / "new").read_text(), file.read()) == ("new", "old")
+        assert (mount.point / "new").read_text() == "new"
+
+
+def test_recycled_inode_numbers_and_times_of_birth(fuse_source: Path, fuse_start: FuseStart) -> None:
+    for name in ("old", "new"):
+        (fuse_source / name).write_text(name)
+    (fuse_source / "link").hardlink_to(fuse_source / "old")
+    mount = fuse_start("--nocache", wrapper=numbered_alike(fuse_source, SMB))
+    with (mount.point / "old").open("r+b", buffering=0) as file:
+        assert ((mount.point / "new").read_text(), file.read()) == ("new", b"old")
+        assert os.path.samestat((mount.point / "link").stat(), os.fstat(file.fileno()))
+
+
 def test_files_of_a_fuse_server_with_equal_numbers(fuse_source: Path, fuse_start: FuseStart) -> None:
     """One that shows several file systems by one device. Each stays a file of its own, and one, also when both live."""
     for name in ("old", "new"):
