@@ -143,6 +143,16 @@ static int look_inside(struct s3_localfile *f, const struct stat *st)
 	 * leaves a new file. */
 	f->was_empty = n == 0 || (!device && empty && (uint64_t)st->st_size == f->size &&
 					 lseek(f->fd, n, SEEK_DATA) < 0 && errno == ENXIO);
+	/* A server that was killed while it made the file left the magic alone. Space that is
+	 * given back to the file lacks what it held. */
+	if (ours && !device && f->kind->keeps_size && n > (ssize_t)sizeof f->kind->magic &&
+		(uint64_t)st->st_size < f->size) {
+		snprintf(text, sizeof text,
+			"has less than %uM, so it was truncated; restore it, or remove it if the "
+			"volume was closed",
+			(unsigned)(f->kind->size_least >> 20));
+		return s3_localfile_refuse(f, -EINVAL, text);
+	}
 	if (ours || f->was_empty || (device && empty))
 		return 0;
 	snprintf(text, sizeof text, "%s something else than %s; %s",

@@ -75,7 +75,8 @@ static bool decode_state(const uint8_t *p, struct s3_writeback_stored *s)
 	memcpy(s->uuid, p + 24, S3_UUID);
 	memcpy(s->owner, p + 40, S3_UUID);
 	memcpy(s->next, p + 56, S3_UUID);
-	return s->generation && s->entry && s->tail % S3_WRITEBACK_BLOCK == 0;
+	return s->generation && s->entry && s->tail % S3_WRITEBACK_BLOCK == 0 && s->ring &&
+	       s->ring % S3_WRITEBACK_BLOCK == 0;
 }
 
 /* The newer one of those that are whole. */

@@ -52,13 +52,24 @@ static int grow(struct entry *e, size_t bytes)
 	return 0;
 }
 
+/*
+ * How much of the ring that the entries were written to is there. The file or device may have been
+ * made larger or smaller since.
+ */
+static uint64_t ring_there(const struct s3_writeback *w)
+{
+	return w->state.ring < w->ring ? w->state.ring : w->ring;
+}
+
 /* The header of an entry of the owner at position. 1: there is none. */
 static int read_header(struct s3_writeback *w, uint64_t position, struct entry *e)
 {
-	uint64_t at = position % w->ring;
+	uint64_t at = position % w->state.ring, end = ring_there(w);
 	size_t length = S3_WRITEBACK_BLOCK;
 	enum s3_check check = S3_SHORT;
 
+	if (at + length > end)
+		return 1;
 	for (int i = 0; i < 2 && check == S3_SHORT; i++) {
 		int r = grow(e, length);
 
@@ -69,25 +80,25 @@ static int read_header(struct s3_writeback *w, uint64_t position, struct entry *
 			return r;
 		check = s3_header_decode(e->memory, length, w->state.uuid, &e->header);
 		length = e->header.header_bytes;
-		if (check == S3_SHORT && (!length || at + length > w->ring))
+		if (check == S3_SHORT && (!length || at + length > end))
 			return 1;
 	}
 	e->position = position;
 	e->number = e->header.cache_record;
 	e->bytes = e->header.header_bytes + s3_writeback_align(e->header.data_bytes);
 	return check != S3_GOOD || e->header.type != S3_TYPE_DATA || !e->number ||
-	       e->header.epoch != w->state.epoch || at + e->bytes > w->ring ||
+	       e->header.epoch != w->state.epoch || at + e->bytes > end ||
 	       memcmp(e->header.instance, w->state.owner, S3_UUID) != 0;
 }
 
 /* The header of that entry, at position or at the next beginning of the ring. 1: there is none. */
 static int find_entry(struct s3_writeback *w, uint64_t position, uint64_t number, struct entry *e)
 {
-	uint64_t at = position % w->ring;
+	uint64_t at = position % w->state.ring;
 	int r = read_header(w, position, e);
 
 	if ((r == 1 || (r == 0 && e->number != number)) && at)
-		r = read_header(w, position + w->ring - at, e);
+		r = read_header(w, position + w->state.ring - at, e);
 	return r == 0 && e->number != number ? 1 : r;
 }
 
@@ -95,7 +106,7 @@ static int find_entry(struct s3_writeback *w, uint64_t position, uint64_t number
 static int restore(struct s3_volume *v, struct entry *e, uint8_t *data)
 {
 	const struct s3_object_header *h = &e->header;
-	uint64_t at = S3_WRITEBACK_RING + e->position % v->writeback->ring + h->header_bytes;
+	uint64_t at = S3_WRITEBACK_RING + e->position % v->writeback->state.ring + h->header_bytes;
 	size_t used = h->header_bytes;
 	uint8_t *stored;
 	bool *wanted;
@@ -136,12 +147,13 @@ static int restore(struct s3_volume *v, struct entry *e, uint8_t *data)
  */
 static int find_later(struct s3_writeback *w, uint64_t number)
 {
+	uint64_t end = ring_there(w);
 	uint8_t *memory = malloc(SCAN_BYTES);
 	struct entry e = {0};
 	int r = memory ? 0 : -ENOMEM;
 
-	for (uint64_t at = 0; r == 0 && at < w->ring; at += SCAN_BYTES) {
-		size_t length = w->ring - at < SCAN_BYTES ? w->ring - at : SCAN_BYTES;
+	for (uint64_t at = 0; r == 0 && at < end; at += SCAN_BYTES) {
+		size_t length = end - at < SCAN_BYTES ? end - at : SCAN_BYTES;
 
 		r = s3_localfile_transfer(&w->file, false, memory, length, S3_WRITEBACK_RING + at);
 		for (size_t i = 0; r == 0 && i < length; i += S3_WRITEBACK_BLOCK) {
@@ -218,8 +230,9 @@ static int walk(
 		position = e.position + e.bytes;
 		number++;
 	}
+	/* That a part is not there has been told. */
 	if (r == 1)
-		r = find_later(w, number);
+		r = w->state.ring > w->ring ? 0 : find_later(w, number);
 	if (r == 1)
 		r = s3_writeback_refuse_loss(v, last,
 			"write-back=%s: entry %" PRIu64 " is damaged, and flushes that came after "

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* Opening a volume with its write-back log: is it the right one, and whose is it? */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,17 @@
 /* What to do about the log. */
 enum verdict { TAKE, REPLAY };
 
+/* It is smaller than what its entries were written to. */
+static int refuse_smaller(struct s3_volume *v, bool last)
+{
+	const struct s3_writeback *w = v->writeback;
+
+	return s3_writeback_refuse_loss(v, last,
+		"write-back=%s: is smaller than when it was written; give it %" PRIu64
+		" bytes again (by write-back-size=, if it is a device)",
+		w->file.path, S3_WRITEBACK_RING + w->state.ring);
+}
+
 /*
  * TAKE: there is nothing in it that the store lacks; REPLAY: there may be; negative errno. last:
  * the volume has been fenced.
@@ -36,6 +48,7 @@ static int examine(struct s3_volume *v, const struct s3_chain *chain, bool last)
 	bool named = memcmp(mark, s3_writeback_nobody, S3_UUID) != 0,
 	     marked = named && !chain->closed;
 	bool ours = s && s->generation && memcmp(s->uuid, v->super.uuid, S3_UUID) == 0;
+	int r;
 
 	if (s && s->generation && !ours && s->live)
 		return s3_localfile_refuse(&w->file, -EBUSY,
@@ -56,11 +69,9 @@ static int examine(struct s3_volume *v, const struct s3_chain *chain, bool last)
 				"write-back=%s: another writer has changed volume=%s since; remove "
 				"the file",
 				w->file.path, v->name);
-		if (s->ring != w->ring)
-			return s3_localfile_refuse(&w->file, -EINVAL,
-				"has another size, and is not empty; leave "
-				"write-back-size= out");
-		return REPLAY;
+		/* What is there is replayed, as with other damage. A larger one holds all. */
+		r = s->ring <= w->ring ? 0 : refuse_smaller(v, last);
+		return r ? r : REPLAY;
 	}
 	if (marked)
 		return s3_writeback_refuse_loss(v, last,
