@@ -128,6 +128,18 @@ void sim_file_make(const char *path, const void *data, size_t length)
 	memcpy(f->safe, data, length);
 }
 
+uint64_t sim_file_extend(const char *path, uint64_t by)
+{
+	struct file *f = find(path, false);
+	bool used = false;
+
+	for (unsigned i = 0; i < OPEN_MAX_; i++)
+		used |= f && handles[i].file == f;
+	if (!f || used || !f->size || f->size + by > SIM_ROOM)
+		return 0;
+	return f->size += by;
+}
+
 void sim_files_crash(const char *path, const struct sim_process *p)
 {
 	struct file *f = find(path, false);

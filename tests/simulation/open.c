@@ -11,6 +11,7 @@
 #include "backends/s3/core/config.h"
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/snapshot.h"
+#include "backends/s3/log/writeback_file.h"
 #include "tests/simulation/actors.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/store.h"
@@ -101,11 +102,12 @@ static void set_number(struct params *p, const char *key, uint64_t value)
  * Sizes below what the parameter table takes, so that a small volume goes through all that a large
  * one does: their proportions are those that it takes.
  */
-static void draw_sizes(struct s3_config *c, const struct volume *v)
+static void draw_sizes(struct s3_config *c, const struct life *l)
 {
 	static const uint64_t batches[] = {16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10};
 	bool change = sim_with(SIM_PARAMETERS);
-	uint64_t buffers, least;
+	struct volume *v = l->volume;
+	uint64_t buffers, least, larger;
 
 	c->batch_size = change ? batches[draw(5)] : batches[2];
 	if (plan.heavy && change)
@@ -120,8 +122,14 @@ static void draw_sizes(struct s3_config *c, const struct volume *v)
 	c->gc_delay = change ? draw(2) * draw(10) : 0;
 	c->store.connections = change ? sim_log_between(SIM_PLAN, 2, 64) : 32;
 	c->cache_size = c->cache_file ? 2 << 20 : 0;
-	if (c->write_back)
-		c->write_back_size = v->log_bytes;
+	if (!c->write_back)
+		return;
+	/* Another opener may have drawn the size that it has now. */
+	if (one_in(2) && change && !l->contended) {
+		larger = sim_file_extend(c->write_back, 4096 * (1 + draw(512)));
+		v->log_bytes = larger ? larger : v->log_bytes;
+	}
+	c->write_back_size = v->log_bytes;
 }
 
 /* ---- opening
@@ -192,7 +200,7 @@ static int open_with(
 	if (params_complete(p, false, &error))
 		sim_fail("simulation", "%s", error.text);
 	c = (struct s3_config *)(uintptr_t)params_config(p);
-	draw_sizes(c, v);
+	draw_sizes(c, l);
 	if (plan.tune)
 		plan.tune(c);
 	c->store.retry_deadline = plan.retry_deadline;
@@ -234,8 +242,12 @@ static int open_with(
 		runner_count(COUNT_failed_opens, 1);
 		return r;
 	}
-	if (!readonly)
-		backend_start(*out);
+	if (readonly)
+		return 0;
+	if (((struct s3_volume *)*out)->writeback)
+		runner_count(COUNT_replayed_entries,
+			((struct s3_volume *)*out)->writeback->counters.replayed);
+	backend_start(*out);
 	return 0;
 }
 

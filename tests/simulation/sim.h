@@ -156,6 +156,8 @@ void sim_files_close_all(const struct sim_process *p);
 void sim_file_remove(const char *path);
 /* Makes a file, synced. */
 void sim_file_make(const char *path, const void *data, size_t length);
+/* The user makes a file larger that nobody has open: its size then, or 0. */
+uint64_t sim_file_extend(const char *path, uint64_t by);
 /* Errors of the disk: once in so many syncs, and calls of any kind. 0: never. */
 void sim_files_fail(unsigned syncs, unsigned calls);
 /* The n-th call from now on, and no other. 0: none. */

@@ -354,7 +354,7 @@ static void make_volume(void)
 		.encrypted = drawn(SIM_TRANSFORM, 6)};
 	if (plan.chunked)
 		v->compress = v->encrypted = !(v->chunked = true);
-	v->log_bytes = (one_in(2) ? 2 : 8) << 20;
+	v->log_bytes = mebibytes[draw(5)] << 20;
 	if (!v->chunked && drawn(SIM_WRITEBACK, 4))
 		snprintf(v->write_back, sizeof v->write_back, "/sim/log");
 	v->capacity = 2 * v->sectors;
