@@ -170,6 +170,33 @@ static void test_its_size_stays(void **state)
 	reopen_and_check(path, "");
 }
 
+/* One that a user has made in the size that it shall have keeps that if nothing comes of the open.
+ */
+static void test_its_chosen_size_stays(void **state)
+{
+	const char *path = new_path();
+	struct stat st;
+	struct device d;
+	int fd = open(path, O_RDWR | O_CREAT, 0600);
+
+	(void)state;
+	assert_int_equal(ftruncate(fd, 3 * LOG), 0);
+	close(fd);
+	fake_store_reset();
+	for (unsigned i = 0; i < 2; i++) {
+		refused("v", path, "", "create");
+		assert_int_equal(stat(path, &st), 0);
+		assert_int_equal(st.st_size, 3 * LOG);
+	}
+	memset(model, 0, sizeof model);
+	reopen(&d, path, "create=on;size=4M");
+	change(&d, 0, BLOCK, 1);
+	device_close(&d);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_size, 3 * LOG);
+	reopen_and_check(path, "");
+}
+
 static void test_objects_that_the_store_lost(void **state)
 {
 	const char *path = new_path();
@@ -387,6 +414,7 @@ int main(void)
 		cmocka_unit_test(test_what_was_not_flushed_is_a_prefix),
 		cmocka_unit_test(test_bad_files_and_parameters),
 		cmocka_unit_test(test_its_size_stays),
+		cmocka_unit_test(test_its_chosen_size_stays),
 		cmocka_unit_test(test_objects_that_the_store_lost),
 		cmocka_unit_test(test_a_full_log_waits_for_the_store),
 		cmocka_unit_test(test_a_broken_disk_is_not_waited_for),

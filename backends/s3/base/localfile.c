@@ -143,6 +143,7 @@ static int look_inside(struct s3_localfile *f, const struct stat *st)
 	 * leaves a new file. */
 	f->was_empty = n == 0 || (!device && empty && (uint64_t)st->st_size == f->size &&
 					 lseek(f->fd, n, SEEK_DATA) < 0 && errno == ENXIO);
+	f->former_size = (uint64_t)st->st_size;
 	/* A server that was killed while it made the file left the magic alone. Space that is
 	 * given back to the file lacks what it held. */
 	if (ours && !device && f->kind->keeps_size && n > (ssize_t)sizeof f->kind->magic &&
@@ -227,13 +228,21 @@ int s3_localfile_sync_name(const struct s3_localfile *f)
 	return r == -EINVAL ? 0 : r; /* a file system that cannot */
 }
 
+/* As it was found: all zeroes, in the size that the user may have chosen. */
+static int make_empty(const struct s3_localfile *f)
+{
+	if (ftruncate(f->fd, 0))
+		return -1;
+	return f->former_size ? ftruncate(f->fd, (off_t)f->former_size) : 0;
+}
+
 void s3_localfile_close(struct s3_localfile *f, bool used)
 {
 	if (f->made && !used)
 		unlink(f->path);
-	else if (f->was_empty && !used && ftruncate(f->fd, 0))
-		backend_debug(&f->host, "%s=%s: cannot be truncated to its former size 0",
-			f->kind->parameter, f->path);
+	else if (f->was_empty && !used && make_empty(f))
+		backend_debug(
+			&f->host, "%s=%s: cannot be made empty again", f->kind->parameter, f->path);
 	if (f->fd >= 0)
 		close(f->fd);
 	free(f->path);

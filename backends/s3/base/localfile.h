@@ -28,8 +28,9 @@ struct s3_localfile {
 	struct backend_host host;
 	char *path;
 	int fd;
-	uint64_t size;	/* bytes that it has, or that were asked for of a device */
-	bool was_empty; /* it has nothing but the magic now */
+	uint64_t size;	      /* bytes that it has, or that were asked for of a device */
+	bool was_empty;	      /* it has nothing but the magic now */
+	uint64_t former_size; /* as it was found, if it was empty */
 	bool made;
 };
 
