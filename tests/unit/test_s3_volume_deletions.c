@@ -319,6 +319,25 @@ static void test_mark_of_a_deletion_that_did_not_begin(void **state)
 	fake_store_reset();
 }
 
+/* The marker of a clone that was never made cannot be deleted: that is what is reported. */
+static void test_marker_that_the_store_keeps(void **state)
+{
+	struct device a;
+
+	(void)state;
+	create_with_a_write(&a);
+	assert_int_equal(create_snapshot(&a), 0);
+	assert_int_equal(s3_volume_clone(volume_of(&a), "s", "userblk", "c"), 0);
+	fake_store_set("userblk/c/super", NULL, 0);
+	fake_store_pass(700);
+	fake_store_fail(S3_DELETE, "/snap/s/child/", -EACCES, 1);
+	assert_int_equal(delete_snapshot(&a), -EACCES);
+	assert_holds(a.reported.error, "fake: ");
+	assert_int_equal(delete_snapshot(&a), 0);
+	device_close(&a);
+	fake_store_reset();
+}
+
 /*
  * B lists the roots when A has stored the parts of one, and that comes before B's fence: B begins
  * again with it, and knows of the deletion that A acknowledged.
@@ -523,6 +542,7 @@ int main(void)
 		cmocka_unit_test(test_late_deletion_of_an_orphan),
 		cmocka_unit_test(test_copy_of_a_deletion_that_did_not_begin),
 		cmocka_unit_test(test_mark_of_a_deletion_that_did_not_begin),
+		cmocka_unit_test(test_marker_that_the_store_keeps),
 		cmocka_unit_test(test_root_that_comes_after_its_parts),
 		cmocka_unit_test(test_check_of_a_volume_taken_over),
 		cmocka_unit_test(test_check_beside_a_writer),

@@ -272,6 +272,7 @@ struct children {
 	uint32_t n;
 	bool exist;		    /* not all of them are yet to be made, or never will be */
 	char first[S3_KEY_MAX + 1]; /* path of the one that was found first */
+	struct s3_request deletion; /* the last one */
 };
 
 /* Path of the clone that put a marker. False: it cannot be read. */
@@ -325,7 +326,6 @@ static int count_child(void *opaque, const struct s3_listed *listed)
 {
 	struct children *c = opaque;
 	char path[S3_KEY_MAX + 1];
-	struct s3_request req;
 	struct s3_name name;
 	bool readable, missing;
 
@@ -341,7 +341,7 @@ static int count_child(void *opaque, const struct s3_listed *listed)
 	if (c->look && missing)
 		return 0;
 	if (missing && c->now - listed->modified > MARKER_STALE)
-		return s3_volume_delete(c->v, listed->key, &req);
+		return s3_volume_delete(c->v, listed->key, &c->deletion);
 	c->exist |= !missing;
 	if (!c->n++)
 		strcpy(c->first, readable ? path : listed->key);
@@ -358,7 +358,9 @@ static int check_childless(struct s3_volume *v, const char *name, bool look)
 	snprintf(prefix, sizeof prefix, "snap/%s/child/", name);
 	r = s3_volume_list(v, prefix, false, count_child, &c, &req);
 	if (r)
-		return r == -ENOMEM ? r : s3_volume_refuse(v, r, "%s", req.message);
+		return r == -ENOMEM ? r
+				    : s3_volume_refuse(v, r, "%s",
+					      c.deletion.result ? c.deletion.message : req.message);
 	if (!c.n)
 		return 0;
 	if (!c.exist)
