@@ -401,6 +401,54 @@ static void test_a_failure_is_told_beside_other_requests(void **state)
 	fake_store_reset();
 }
 
+static _Atomic unsigned slow_ends; /* so many ends of answers are sent and take a while */
+
+ssize_t __real_send(int fd, const void *data, size_t length, int flags);
+ssize_t __wrap_send(int fd, const void *data, size_t length, int flags);
+ssize_t __wrap_send(int fd, const void *data, size_t length, int flags)
+{
+	bool slow = length == 3 && memcmp(data, "ok\n", 3) == 0 && slow_ends;
+	ssize_t n = __real_send(fd, data, length, flags);
+
+	if (slow) {
+		slow_ends--;
+		usleep(300000);
+	}
+	return n;
+}
+
+/* Who has been told that a long command is done may ask for the next one. */
+static void test_commands_one_after_the_other(void **state)
+{
+	char config[512], path[256], text[8192], request[64];
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	snprintf(path, sizeof path, "%s", scratch_path("control"));
+	snprintf(config, sizeof config, COMMON "volume=v;create=on;size=64M;control=%s", path);
+	device_open(&d, &s3_backend, config);
+	slow_ends = 4;
+	for (unsigned i = 0; i < 5; i++) {
+		int fd;
+		size_t n = 0;
+
+		snprintf(request, sizeof request, "snapshot-create s%u", i);
+		fd = ask(path, request);
+		do {
+			ssize_t got = read(fd, text + n, sizeof text - 1 - n);
+
+			assert_true(got > 0);
+			n += (size_t)got;
+			text[n] = '\0';
+		} while (!strstr(text, "\nok\n") && !strstr(text, "\nerror "));
+		assert_holds(text, "ok\n");
+		close(fd);
+	}
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* ---- an end ---------------------------------------------------------------------------------- */
 
 static const char *socket_path;
@@ -490,6 +538,7 @@ int main(void)
 		cmocka_unit_test(test_deadline_of_an_open),
 		cmocka_unit_test(test_checksums_that_the_store_does_not_check),
 		cmocka_unit_test(test_a_failure_is_told_beside_other_requests),
+		cmocka_unit_test(test_commands_one_after_the_other),
 		cmocka_unit_test(test_a_cache_file_that_fails_at_the_end),
 		cmocka_unit_test(test_a_cache_file_of_a_compacted_snapshot),
 	};

@@ -43,10 +43,12 @@ struct s3_control {
 	/* The last ones of the volume since a request began: of the socket's thread, which answers
 	 * at once, and of all others, of which one may be a job. */
 	char quick_error[1024], error[1024];
-	bool ending;   /* no long command begins from now on */
-	bool job_made; /* its thread must be joined */
-	bool job_runs;
+	bool ending;	 /* no long command begins from now on */
+	bool performing; /* a long command; then only the end of its answer is sent */
+	bool job_made;	 /* there is a thread of the last long command, which must be joined */
 	pthread_t job;
+	bool earlier_made; /* and of the one before it, which the thread of the last one joins */
+	pthread_t earlier;
 	int job_fd;
 	char job_request[S3_CONTROL_LINE_MAX];
 };
@@ -123,6 +125,9 @@ static void answer(struct s3_control *c, int fd, const char *request)
 	} else {
 		snprintf(why, sizeof why, "%s", error[0] ? error : strerror(-r));
 	}
+	/* Before the client knows: it may ask for the next one at once. */
+	if (!in_socket_thread)
+		c->performing = false;
 	pthread_mutex_unlock(&c->lock);
 	send_end(fd, r, why);
 	close(fd);
@@ -131,34 +136,48 @@ static void answer(struct s3_control *c, int fd, const char *request)
 static void *job(void *opaque)
 {
 	struct s3_control *c = opaque;
+	pthread_t earlier;
+	bool join;
+	int fd;
 
-	answer(c, c->job_fd, c->job_request);
+	/* The next job may replace them as soon as this one's command has been performed. */
 	pthread_mutex_lock(&c->lock);
-	c->job_runs = false;
+	fd = c->job_fd;
+	earlier = c->earlier;
+	join = c->earlier_made;
 	pthread_mutex_unlock(&c->lock);
+	answer(c, fd, c->job_request);
+	/* Its client may take the end of the answer slowly: the socket's thread does not wait for
+	 * that. */
+	if (join)
+		pthread_join(earlier, NULL);
 	return NULL;
 }
 
 /* Begins what takes long. 0 or negative errno, *why says it. */
 static int start_job(struct s3_control *c, int fd, const char *request, const char **why)
 {
+	pthread_t thread;
 	int r = 0;
 
 	pthread_mutex_lock(&c->lock);
 	if (c->ending) {
 		r = -ESHUTDOWN;
 		*why = ENDING;
-	} else if (c->job_runs) {
+	} else if (c->performing) {
 		r = -EBUSY;
 		*why = "the server is busy with another command; wait for it";
 	} else {
-		if (c->job_made)
-			pthread_join(c->job, NULL);
+		c->earlier = c->job;
+		c->earlier_made = c->job_made;
 		c->job_fd = fd;
 		snprintf(c->job_request, sizeof c->job_request, "%s", request);
-		r = -pthread_create(&c->job, NULL, job, c);
-		c->job_made = c->job_runs = r == 0;
+		r = -pthread_create(&thread, NULL, job, c);
 		*why = strerror(-r);
+	}
+	if (r == 0) {
+		c->job = thread;
+		c->job_made = c->performing = true;
 	}
 	pthread_mutex_unlock(&c->lock);
 	return r;
