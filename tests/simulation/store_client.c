@@ -182,6 +182,7 @@ static void at_limit(void *flight, uint64_t unused)
 	(void)unused;
 	if (f->req && !f->store->process->dead) {
 		snprintf(f->req->message, sizeof f->req->message, "its time is over");
+		f->req->expired = true;
 		finish(f, -EIO);
 	}
 	drop_flight(f);
@@ -204,6 +205,7 @@ static void retry(struct flight *f, const char *why)
 	if (req->deadline && sim_now() + pause >= req->deadline) {
 		if (faults.calm && req->began <= faults.calm_at)
 			faults.given_up_at = sim_now();
+		req->expired = true;
 		finish(f, -EIO);
 		return;
 	}
@@ -547,6 +549,7 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->etag[0] = req->message[0] = '\0';
 	req->listing = (struct s3_listing){0};
 	req->retries = 0;
+	req->expired = false;
 	req->began = sim_now();
 	req->patience = seconds * SIM_SECOND;
 	req->deadline = seconds ? req->began + req->patience : 0;

@@ -17,6 +17,7 @@ struct s3_store {
 	struct s3_request *queue;
 	unsigned queued, random;
 	bool started, ending, stopped, dropping;
+	uint64_t retry_deadline;
 };
 
 static struct {
@@ -31,7 +32,7 @@ static struct {
 	char part[64];
 	int result;
 	unsigned left, met;
-	bool late;
+	bool late, early;
 } fault;
 /* What happens to a held request before it waits, and when it is let go. */
 enum how { NOTHING, ANSWER, EFFECT_AGAIN };
@@ -100,12 +101,21 @@ static void fail(enum s3_op op, const char *part, int result, unsigned n, bool l
 	fault.result = result;
 	fault.left = n;
 	fault.late = late;
+	fault.early = false;
 	pthread_mutex_unlock(&fake_objects_lock);
 }
 
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n)
 {
 	fail(op, part, result, n, false);
+}
+
+void fake_store_mismatch(enum s3_op op, const char *part, unsigned n)
+{
+	fail(op, part, -EIO, n, false);
+	pthread_mutex_lock(&fake_objects_lock);
+	fault.early = true;
+	pthread_mutex_unlock(&fake_objects_lock);
 }
 
 void fake_store_fail_late(const char *part, int result, unsigned n)
@@ -218,8 +228,8 @@ static int serve(struct s3_request *req)
 		fault.left--;
 		fault.met++;
 		r = fault.result;
-		if (r == -EIO && req->op == S3_GET)
-			req->deadline = 1; /* it has been tried up to then */
+		if (r == -EIO && req->op == S3_GET && !fault.early)
+			req->expired = true;
 		if (fault.late) {
 			fake_objects_keep(req);
 			req->retries = 1;
@@ -380,10 +390,10 @@ int s3_store_open(const struct s3_store_config *config, const struct backend_hos
 {
 	struct s3_store *s = calloc(1, sizeof *s);
 
-	(void)config;
 	(void)host;
 	if (!s)
 		return -ENOMEM;
+	s->retry_deadline = config->retry_deadline;
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_cond_init(&s->changed, NULL);
 	s->random = 1;
@@ -398,7 +408,9 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	req->etag[0] = req->message[0] = '\0';
 	req->listing = (struct s3_listing){0};
 	req->retries = 0;
+	req->expired = false;
 	req->began = now_ns();
+	req->deadline = req->retry_deadline || s->retry_deadline;
 	*served(req) = false;
 	pthread_mutex_lock(&s->lock);
 	if (!s->started) {

@@ -20,8 +20,11 @@ unsigned fake_store_requests(enum s3_op op, const char *part);
 uint64_t fake_store_put_bytes(const char *part);
 /* retry_deadline of the newest of such requests; UINT32_MAX: there was none. */
 uint32_t fake_store_deadline(enum s3_op op, const char *part);
-/* The next n such requests end with result, and nothing else happens. */
+/* The next n such requests end with result (-EIO of a GET: at its deadline), and nothing else
+ * happens. */
 void fake_store_fail(enum s3_op op, const char *part, int result, unsigned n);
+/* The same with -EIO, as after replies to something else: long before a deadline. */
+void fake_store_mismatch(enum s3_op op, const char *part, unsigned n);
 /*
  * The same of the next n PUTs; an earlier attempt of the first has had no answer: that one takes
  * effect with fake_store_arrive(), if its condition still holds.

@@ -150,8 +150,26 @@ int __wrap_s3_store_submit(struct s3_store *s, struct s3_request *req)
 {
 	if (!no_threads || req->op != S3_PUT)
 		return __real_s3_store_submit(s, req);
-	req->deadline = 1; /* as with retry-deadline= */
 	return -EAGAIN;
+}
+
+/* Nor are replies to something else, of which a request ends long before its deadline. */
+static void test_replies_that_do_not_match(void **state)
+{
+	struct device d;
+
+	(void)state;
+	create(&d, ";retry-deadline=60");
+	fake_store_mismatch(S3_PUT, "chunk/", 1);
+	assert_int_equal(device_write(&d, pattern(model, MIB, 20), MIB, 0, 0), 0);
+	if (backend_flush(d.backend))
+		device_flush_at_last(&d);
+	assert_int_equal(fake_store_failed(), 1);
+	device_close(&d);
+	reopen(&d);
+	expect(&d, 0, MIB);
+	device_close(&d);
+	fake_store_reset();
 }
 
 /* Nor is a request that cannot even be made, whatever retry-deadline= says. */
@@ -323,6 +341,7 @@ int main(void)
 		cmocka_unit_test(test_a_trim_frees_a_full_store),
 		cmocka_unit_test(test_a_chunk_that_does_not_fit),
 		cmocka_unit_test(test_a_refusal_is_not_the_end),
+		cmocka_unit_test(test_replies_that_do_not_match),
 		cmocka_unit_test(test_a_request_that_cannot_be_made),
 		cmocka_unit_test(test_a_rest_that_is_refused),
 		cmocka_unit_test(test_a_deletion_that_is_refused),

@@ -283,6 +283,33 @@ static void test_what_waits_for_a_capture_goes_on(void **state)
 	fake_store_reset();
 }
 
+/*
+ * The store answers an upload again and again with a reply to something else: the request ends long
+ * before its deadline, and the batch is sent again.
+ */
+static void test_replies_that_do_not_match(void **state)
+{
+	static const struct {
+		enum s3_op op;
+		const char *part;
+	} requests[] = {{S3_PUT, "/log/"}, {S3_GET, "/super"}};
+	struct device d;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof requests / sizeof *requests; i++) {
+		fake_store_reset();
+		device_open(&d, &s3_backend, COMMON "create=on;size=64M;retry-deadline=60");
+		fake_store_mismatch(requests[i].op, requests[i].part, 1);
+		assert_int_equal(write_mib(&d, 0, 1), 0);
+		if (backend_flush(d.backend))
+			device_flush_at_last(&d);
+		assert_int_equal(fake_store_failed(), 1);
+		check_mib(&d, 0, 1);
+		device_close(&d);
+	}
+	fake_store_reset();
+}
+
 struct checking {
 	struct s3_volume *v;
 	struct s3_verify verify;
@@ -628,6 +655,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_an_end_beside_a_collection),
+		cmocka_unit_test(test_replies_that_do_not_match),
 		cmocka_unit_test(test_memory_of_a_check),
 		cmocka_unit_test(test_a_store_that_does_not_delete),
 		cmocka_unit_test(test_a_store_that_keeps_a_mark),

@@ -32,7 +32,7 @@ void s3_direct_fail(struct s3_direct *d, const struct s3_request *req)
 /* Does the store not take a chunk now, which may change? */
 static bool is_refusal(const struct s3_request *req)
 {
-	return req->result != -ESHUTDOWN && !(req->result == -EIO && req->deadline);
+	return req->result != -ESHUTDOWN && !(req->result == -EIO && req->expired);
 }
 
 /* The chunk stays dirty and is put again; flushes fail meanwhile. */
@@ -112,8 +112,6 @@ void s3_chunk_put(struct s3_direct *d, struct s3_chunk *c)
 	}
 	r = s3_store_submit(d->v->store, &c->request);
 	if (r) {
-		/* It has not been tried up to a deadline. */
-		c->request.deadline = 0;
 		c->request.result = -EIO;
 		strcpy(c->request.message, "cannot be stored: out of memory");
 		store_done(&c->request);

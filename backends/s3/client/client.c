@@ -138,7 +138,7 @@ int s3_store_submit(struct s3_store *s, struct s3_request *req)
 	seconds = req->retry_deadline ? req->retry_deadline : (uint32_t)s->retry_deadline;
 	req->patience = seconds * S3_SECOND;
 	req->deadline = seconds ? req->began + req->patience : 0;
-	req->failing = false;
+	req->failing = req->expired = false;
 	req->refused = 0;
 
 	/* Here, in the caller's thread, rather than where it would hold up other requests. */

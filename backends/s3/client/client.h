@@ -237,7 +237,8 @@ struct s3_request {
 	 * -EBADMSG	PUT with crc32c_once: the body does not fit it
 	 * -EPROTO	what answers is no S3 store, or its certificate is not trusted
 	 * -EINVAL	the store found the request wrong in another way
-	 * -EIO		still failing at the deadline
+	 * -EIO		still failing at the deadline (expired), or again and again with a reply to
+	 *		something else
 	 * -ESHUTDOWN	the store is being stopped, or no longer does what can be dropped
 	 * A PUT or DELETE that ends in an error may happen all the same: s3_may_arrive().
 	 */
@@ -247,6 +248,7 @@ struct s3_request {
 	char etag[S3_ETAG_MAX + 1];
 	struct s3_listing listing;
 	unsigned retries;	      /* attempts before the last one */
+	bool expired;		      /* it was still failing at the deadline */
 	char message[S3_MESSAGE_MAX]; /* on error: one line, "PARAMETER=VALUE: what; remedy" */
 
 	/* The store's own. */

@@ -105,6 +105,7 @@ void s3_request_retry(struct s3_connections *p, struct s3_request *req, uint64_t
 		snprintf(req->message + used, sizeof req->message - used,
 			" (given up after %" PRIu64 " s)",
 			(s3_client_now() - req->began) / S3_SECOND);
+		req->expired = true;
 		s3_request_finish(p, req, -EIO);
 		return;
 	}

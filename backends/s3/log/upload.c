@@ -243,7 +243,7 @@ static void not_put(struct s3_batch *b, const struct s3_request *req)
 {
 	if (req->result == -ESHUTDOWN)
 		s3_volume_fail(b->volume, -EIO, "closed before everything was uploaded");
-	else if (req->result == -EIO && req->deadline)
+	else if (req->result == -EIO && req->expired)
 		s3_volume_fail(b->volume, -EIO, "%s", req->message);
 	else
 		refuse(b, req->result, req->message);
@@ -376,7 +376,7 @@ static void looked_at_super(struct s3_request *req)
 	free(b->probe.iov_base);
 	if (gone)
 		s3_volume_fence(v, "it has been deleted");
-	else if (req->result == -ESHUTDOWN || (req->result == -EIO && req->deadline && !b->met[0]))
+	else if (req->result == -ESHUTDOWN || (req->result == -EIO && req->expired && !b->met[0]))
 		not_put(b, req);
 	else if (!b->met[0])
 		put(b); /* what cannot be read says nothing */
