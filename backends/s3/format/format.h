@@ -268,6 +268,12 @@ size_t s3_header_finish_units(struct s3_header_writer *w, const struct s3_unit *
 enum s3_check s3_header_decode(
 	const void *data, size_t length, const uint8_t *uuid, struct s3_object_header *header);
 
+/*
+ * Does a header that s3_header_decode() answers with S3_NEWER or S3_UNKNOWN_FLAG name that volume
+ * and that writer, as all versions do?
+ */
+bool s3_header_names(const void *data, size_t length, const uint8_t *uuid, const uint8_t *instance);
+
 /* What s3_header_decode() checks of fields and records, for who encodes them otherwise. */
 bool s3_header_valid(const struct s3_object_header *header);
 bool s3_record_valid(const struct s3_record *record, const struct s3_object_header *header);

@@ -260,6 +260,14 @@ size_t s3_header_finish_units(struct s3_header_writer *w, const struct s3_unit *
 	return finish(w, records_bytes);
 }
 
+bool s3_header_names(const void *data, size_t length, const uint8_t *uuid, const uint8_t *instance)
+{
+	const uint8_t *p = data;
+
+	return length >= HEAD && memcmp(p + 24, uuid, S3_UUID) == 0 &&
+	       memcmp(p + 56, instance, S3_UUID) == 0;
+}
+
 bool s3_header_next(const struct s3_object_header *header, size_t *cursor, struct s3_record *record)
 {
 	if (*cursor == header->records_bytes)

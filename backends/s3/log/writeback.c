@@ -58,6 +58,12 @@ static void encode_state(const struct s3_writeback_stored *s, uint8_t *p)
 	s3_le_store(p + STATE_CRC, s3_crc32c(0, p, STATE_CRC), 4);
 }
 
+/* Magic and version are in one sector: a torn state has those of one that was written. */
+static bool is_newer(const uint8_t *p)
+{
+	return memcmp(p, state_magic, sizeof state_magic) == 0 && s3_le_load(p + 8, 4) > VERSION;
+}
+
 static bool decode_state(const uint8_t *p, struct s3_writeback_stored *s)
 {
 	if (memcmp(p, state_magic, sizeof state_magic) || s3_le_load(p + 8, 4) != VERSION ||
@@ -91,6 +97,8 @@ static int read_state(struct s3_writeback *w)
 
 		if (r)
 			return s3_localfile_refuse_errno(&w->file, r, "give another path");
+		if (is_newer(w->block))
+			return s3_localfile_refuse(&w->file, -EINVAL, s3_check_text(S3_NEWER));
 		if (decode_state(w->block, &found) && found.generation > w->state.generation)
 			w->state = found;
 		for (uint32_t at = 0; at < S3_WRITEBACK_BLOCK; at++)

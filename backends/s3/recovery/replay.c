@@ -20,6 +20,9 @@
 #include "backends/s3/recovery/internal.h"
 #include "backends/s3/recovery/recovery.h"
 
+/* Besides 0, 1 and errors: a newer program has written the entry. */
+#define NEWER 2
+
 /* Looked through at once for what follows a damaged entry. */
 #define SCAN_BYTES (1u << 20)
 
@@ -29,6 +32,7 @@
 struct entry {
 	uint64_t number, position, bytes;
 	struct s3_object_header header; /* points into memory */
+	enum s3_check check;
 	uint8_t *memory;
 	size_t room;
 };
@@ -61,7 +65,17 @@ static uint64_t ring_there(const struct s3_writeback *w)
 	return w->state.ring < w->ring ? w->state.ring : w->ring;
 }
 
-/* The header of an entry of the owner at position. 1: there is none. */
+/*
+ * Has the owner, a newer program, written what was read in place of an entry? Data of the user may
+ * look like that, but they do not know the owner.
+ */
+static bool is_newer(const struct s3_writeback *w, enum s3_check check, const void *data)
+{
+	return (check == S3_NEWER || check == S3_UNKNOWN_FLAG) &&
+	       s3_header_names(data, S3_WRITEBACK_BLOCK, w->state.uuid, w->state.owner);
+}
+
+/* The header of an entry of the owner at position. 1: there is none; or NEWER. */
 static int read_header(struct s3_writeback *w, uint64_t position, struct entry *e)
 {
 	uint64_t at = position % w->state.ring, end = ring_there(w);
@@ -83,6 +97,9 @@ static int read_header(struct s3_writeback *w, uint64_t position, struct entry *
 		if (check == S3_SHORT && (!length || at + length > end))
 			return 1;
 	}
+	e->check = check;
+	if (is_newer(w, check, e->memory))
+		return NEWER;
 	e->position = position;
 	e->number = e->header.cache_record;
 	e->bytes = e->header.header_bytes + s3_writeback_align(e->header.data_bytes);
@@ -91,7 +108,9 @@ static int read_header(struct s3_writeback *w, uint64_t position, struct entry *
 	       memcmp(e->header.instance, w->state.owner, S3_UUID) != 0;
 }
 
-/* The header of that entry, at position or at the next beginning of the ring. 1: there is none. */
+/* The header of that entry, at position or at the next beginning of the ring. 1: there is none; or
+ * NEWER.
+ */
 static int find_entry(struct s3_writeback *w, uint64_t position, uint64_t number, struct entry *e)
 {
 	uint64_t at = position % w->state.ring;
@@ -143,13 +162,12 @@ static int restore(struct s3_volume *v, struct entry *e, uint8_t *data)
 
 /*
  * Is there an entry that was written when the one of this number had been synced? Then that had
- * been whole. 1: yes.
+ * been whole. 1: yes; or NEWER, of e.
  */
-static int find_later(struct s3_writeback *w, uint64_t number)
+static int find_later(struct s3_writeback *w, uint64_t number, struct entry *e)
 {
 	uint64_t end = ring_there(w);
 	uint8_t *memory = malloc(SCAN_BYTES);
-	struct entry e = {0};
 	int r = memory ? 0 : -ENOMEM;
 
 	for (uint64_t at = 0; r == 0 && at < end; at += SCAN_BYTES) {
@@ -158,20 +176,19 @@ static int find_later(struct s3_writeback *w, uint64_t number)
 		r = s3_localfile_transfer(&w->file, false, memory, length, S3_WRITEBACK_RING + at);
 		for (size_t i = 0; r == 0 && i < length; i += S3_WRITEBACK_BLOCK) {
 			struct s3_object_header h;
+			enum s3_check check =
+				s3_header_decode(memory + i, S3_WRITEBACK_BLOCK, w->state.uuid, &h);
 
 			/* Most positions hold no entry, as their first bytes show. */
-			if (s3_header_decode(memory + i, S3_WRITEBACK_BLOCK, w->state.uuid, &h) !=
-					S3_GOOD &&
-				!h.header_bytes)
+			if (check != S3_GOOD && !h.header_bytes && !is_newer(w, check, memory + i))
 				continue;
-			r = read_header(w, at + i, &e);
+			r = read_header(w, at + i, e);
 			if (r == 0)
-				r = e.number > number && e.header.checkpoint >= number;
+				r = e->number > number && e->header.checkpoint >= number;
 			else if (r == 1)
 				r = 0;
 		}
 	}
-	forget(&e);
 	free(memory);
 	return r;
 }
@@ -232,12 +249,14 @@ static int walk(
 	}
 	/* That a part is not there has been told. */
 	if (r == 1)
-		r = w->state.ring > w->ring ? 0 : find_later(w, number);
+		r = w->state.ring > w->ring ? 0 : find_later(w, number, &e);
 	if (r == 1)
 		r = s3_writeback_refuse_loss(v, last,
 			"write-back=%s: entry %" PRIu64 " is damaged, and flushes that came after "
 			"it cannot be replayed; restore the file",
 			w->file.path, number);
+	else if (r == NEWER)
+		r = s3_localfile_refuse(&w->file, -EINVAL, s3_check_text(e.check));
 	else if (r == 0 && lacks)
 		r = s3_writeback_refuse_loss(v, last,
 			"volume=%s: the log in the store ends at object %" PRIu64
