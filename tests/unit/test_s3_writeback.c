@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "backends/s3/core/volume.h"
+#include "backends/s3/format/format.h"
 #include "backends/s3/log/log.h"
 #include "tests/unit/s3_write_back.h"
 
@@ -296,6 +297,58 @@ static void test_a_broken_disk_is_not_waited_for(void **state)
 	fake_store_reset();
 }
 
+/* Does the super object name a writer whose log is needed? */
+static bool is_named(void)
+{
+	uint8_t data[KIB];
+	size_t length = fake_store_object("/v/super", data, sizeof data);
+	struct s3_super super;
+	bool named;
+
+	assert_int_equal(s3_super_decode(data, length, &super), S3_GOOD);
+	named = memcmp(super.write_back, (uint8_t[S3_UUID]){0}, S3_UUID) != 0;
+	s3_super_free(&super);
+	return named;
+}
+
+/* Once the store has what was in the log before its disk broke, nobody needs that any more. */
+static void test_a_broken_disk_is_not_needed(void **state)
+{
+	const char *path = new_path();
+	pthread_t thread;
+	struct device d;
+	void *failed;
+
+	(void)state;
+	for (int works = 0; works < 2; works++) {
+		create_with_a_write(&d, path);
+		sync_result = -EIO;
+		change(&d, BLOCK, BLOCK, 2);
+		/* The first block is in the log alone. */
+		pthread_create(&thread, NULL, flush_it, &d);
+		while (!device_counter(&d, "write_back_failed"))
+			usleep(1000);
+		usleep(100000);
+		assert_true(is_named());
+		if (works)
+			sync_result = 0;
+		fake_store_hold(S3_PUT, NULL);
+		pthread_join(thread, &failed);
+		assert_null(failed);
+		for (unsigned i = 0; is_named(); i++) {
+			if (i == 10000)
+				fail_msg("the log of the broken disk is still needed");
+			usleep(1000);
+		}
+		sync_result = 0;
+		change(&d, 2 * BLOCK, BLOCK, 3);
+		flush(&d);
+		crash_with_log(&d);
+		reopen_and_check(works ? path : NULL, "");
+		unlink(path);
+	}
+}
+
 struct flush {
 	struct device *d;
 	_Atomic bool done;
@@ -418,6 +471,7 @@ int main(void)
 		cmocka_unit_test(test_objects_that_the_store_lost),
 		cmocka_unit_test(test_a_full_log_waits_for_the_store),
 		cmocka_unit_test(test_a_broken_disk_is_not_waited_for),
+		cmocka_unit_test(test_a_broken_disk_is_not_needed),
 		cmocka_unit_test(test_a_broken_disk_and_a_store_that_refuses),
 		cmocka_unit_test(test_an_open_that_fails),
 		cmocka_unit_test(test_encrypted),

@@ -9,6 +9,8 @@
 #include "backends/s3/core/volume.h"
 #include "backends/s3/keeper/internal.h"
 #include "backends/s3/keeper/keeper.h"
+#include "backends/s3/log/writeback.h"
+#include "backends/s3/recovery/writeback_open.h"
 #include "backends/s3/state/object_table.h"
 
 /* A round of compaction is followed by a pause of this many times its own duration. */
@@ -111,6 +113,10 @@ void *s3_keeper(void *volume)
 
 		if (v->orders) {
 			run_order(v, &v->orders, &v->orders_tail);
+		} else if (!atomic_load(&v->failed) && s3_writeback_is_over(v)) {
+			pthread_mutex_unlock(&v->lock);
+			s3_writeback_give_up(v);
+			pthread_mutex_lock(&v->lock);
 		} else if (due && s3_now() >= v->root_due) {
 			pthread_mutex_unlock(&v->lock);
 			s3_checkpoint(v);

@@ -267,6 +267,7 @@ static int append(struct s3_volume *v, struct s3_part *part)
 	pthread_mutex_lock(&v->lock);
 	w->head = position + bytes;
 	w->entry++;
+	w->newest = seq;
 	w->ends[seq % S3_WINDOW] =
 		(struct s3_writeback_end){.seq = seq, .position = w->head, .entry = w->entry};
 	if (seq <= v->frontier)
@@ -284,11 +285,11 @@ static void give_up(struct s3_volume *v, int r)
 
 	w->failed = true;
 	s3_log_push(v);
+	pthread_cond_signal(&v->keeper_work);
 	pthread_mutex_unlock(&v->lock);
 	backend_error(&v->host,
 		"write-back=%s: cannot be written: %s; from now on flushes wait for the store; "
-		"open "
-		"the volume again with this file, close it, and replace the disk",
+		"close the volume, and replace the disk",
 		w->file.path, strerror(-r));
 	pthread_mutex_lock(&v->lock);
 }
@@ -412,6 +413,17 @@ bool s3_writeback_holds(const struct s3_volume *v, uint64_t change)
 	const struct s3_writeback *w = v->writeback;
 
 	return w && change <= w->logged && !w->failed;
+}
+
+bool s3_writeback_is_over(struct s3_volume *v)
+{
+	struct s3_writeback *w = v->writeback;
+
+	/* Without conditions a late request would take the name out of the next writer's object. */
+	if (!w || !w->failed || w->given_up || !v->conditional || v->frontier < w->newest)
+		return false;
+	w->given_up = true;
+	return true;
 }
 
 void s3_writeback_advance(struct s3_volume *v)

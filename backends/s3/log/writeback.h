@@ -53,6 +53,8 @@ enum s3_writeback_state s3_writeback_want(struct s3_volume *v, uint64_t change);
 bool s3_writeback_lacks(const struct s3_volume *v, uint64_t change);
 /* Under the volume's lock: does the log hold everything up to a change that the store lacks? */
 bool s3_writeback_holds(const struct s3_volume *v, uint64_t change);
+/* Under the volume's lock: has the log failed, and the store everything that it holds? Once. */
+bool s3_writeback_is_over(struct s3_volume *v);
 /* Under the volume's lock: the frontier has moved. */
 void s3_writeback_advance(struct s3_volume *v);
 

@@ -53,8 +53,10 @@ struct s3_writeback {
 	/* Below: under the volume's lock. Positions count all bytes that the ring ever had. */
 	pthread_cond_t work;
 	bool stopping, failed, full;
-	uint64_t wanted, logged;		 /* changes */
-	uint64_t head, entry;			 /* of the next one */
+	bool given_up;		 /* it has failed, and nobody needs what is in it */
+	uint64_t newest;	 /* object of the log of which there is something in it */
+	uint64_t wanted, logged; /* changes */
+	uint64_t head, entry;	 /* of the next one */
 	struct s3_writeback_end ends[S3_WINDOW]; /* [seq % S3_WINDOW], of those past the frontier */
 	struct s3_writeback_end freed;		 /* up to here the ring is no longer needed */
 	struct s3_writeback_counters counters;

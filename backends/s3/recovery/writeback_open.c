@@ -80,8 +80,8 @@ static int examine(struct s3_volume *v, const struct s3_chain *chain, bool last)
 			v->name, w ? "is not this one" : "is not given");
 	if (ours && s->live)
 		return s3_writeback_refuse_loss(v, last,
-			"write-back=%s: is older than what volume=%s holds, which another writer "
-			"has taken over since; remove the file",
+			"write-back=%s: is older than what volume=%s holds: another writer has "
+			"taken it over since, or the disk of the log had failed; remove the file",
 			w->file.path, v->name);
 	return TAKE;
 }
@@ -252,4 +252,11 @@ void s3_writeback_unmark(struct s3_volume *v)
 	/* Otherwise the log would have to be given, although the end in the store makes it void. */
 	if (v->writeback && !v->writeback->state.live)
 		set_mark_as(v, s3_writeback_nobody, true);
+}
+
+void s3_writeback_give_up(struct s3_volume *v)
+{
+	/* First in the log, if that can be: otherwise it seems to be needed and to be too old. */
+	s3_writeback_empty(v);
+	set_mark(v, s3_writeback_nobody);
 }

@@ -23,5 +23,7 @@ int s3_writeback_attach(
  */
 void s3_writeback_empty(struct s3_volume *v);
 void s3_writeback_unmark(struct s3_volume *v);
+/* The same of a log that has failed, while the volume is in use: the next open needs no log. */
+void s3_writeback_give_up(struct s3_volume *v);
 
 #endif
