@@ -69,6 +69,7 @@ def test_credentials_are_read_again(connect: Connect, proxy: FaultProxy, tmp_pat
     [
         (refused(400, "ExpiredToken"), EACCES, "the session token has expired; renew it"),
         (refused(403, "RequestTimeTooSkewed"), EACCES, "this host's clock differs from the store's"),
+        (refused(403, "InvalidObjectState"), EINVAL, "has been archived; restore it there"),
         (refused(403, "AccessDenied"), EACCES, f"bucket={BUCKET}: access key ID {ACCESS_KEY}"),
         (refused(301, "PermanentRedirect", None), EREMCHG, "not that of bucket"),
         (refused(400, "AuthorizationHeaderMalformed"), EREMCHG, "region=us-east-1"),

@@ -232,6 +232,7 @@ static void judges_answers(void **state)
 		{403, "InvalidAccessKeyId", false, S3_REAUTHENTICATE, -EACCES},
 		{400, "ExpiredToken", false, S3_REAUTHENTICATE, -EACCES},
 		{403, "RequestTimeTooSkewed", false, S3_FINAL, -EACCES},
+		{403, "InvalidObjectState", false, S3_FINAL, -EINVAL},
 		{301, "PermanentRedirect", false, S3_FINAL, -EREMCHG},
 		{400, "AuthorizationHeaderMalformed", false, S3_FINAL, -EREMCHG},
 		{301, "", false, S3_NOT_S3, -EPROTO},

@@ -136,6 +136,13 @@ void s3_store_say_answer(
 			s->endpoint_text, t->status);
 		return;
 	}
+	if (strcmp(e->code, "InvalidObjectState") == 0) {
+		s3_store_say(req,
+			"bucket=%s: %s has been archived; restore it there, and remove the "
+			"lifecycle rule that archives",
+			s->bucket, req->key ? req->key : "an object");
+		return;
+	}
 	switch (verdict.result) {
 	case -ENOENT:
 		s3_store_say(req, "%s: no such object in bucket %s", req->key, s->bucket);

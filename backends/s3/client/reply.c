@@ -425,6 +425,8 @@ static const struct {
 	{"RequestTimeTooSkewed", S3_FINAL, -EACCES},
 	{"AllAccessDisabled", S3_FINAL, -EACCES},
 	{"AccountProblem", S3_FINAL, -EACCES},
+	/* archived; with status 403, although nobody refuses anything */
+	{"InvalidObjectState", S3_FINAL, -EINVAL},
 	/* another region */
 	{"AuthorizationHeaderMalformed", S3_FINAL, -EREMCHG},
 	{"PermanentRedirect", S3_FINAL, -EREMCHG},
