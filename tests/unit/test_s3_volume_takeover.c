@@ -7,7 +7,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "backends/s3/core/config.h"
 #include "backends/s3/keeper/snapshot.h"
+#include "backends/s3/lifecycle/lifecycle.h"
 #include "backends/s3/recovery/internal.h"
 #include "tests/unit/s3_writers.h"
 
@@ -344,9 +346,58 @@ static void test_fence_that_comes_though_it_was_refused(void **state)
 	fake_store_reset();
 }
 
+/* ---- when the last writer wrote ---------------------------------------------------------------
+ */
+
+static _Atomic time_t skew; /* s that this host's clock is ahead */
+
+time_t __real_time(time_t *t);
+time_t __wrap_time(time_t *t);
+time_t __wrap_time(time_t *t)
+{
+	return __real_time(t) + skew;
+}
+
+static char refusal[512];
+
+static void keep_error(void *opaque, const char *message)
+{
+	(void)opaque;
+	snprintf(refusal, sizeof refusal, "%s", message);
+}
+
+static void test_when_the_last_writer_wrote(void **state)
+{
+	static const struct {
+		time_t ahead;
+		const char *told;
+	} clocks[] = {{1000, "(it wrote 10"}, {-1000, "(it wrote when its clock was "}};
+	const struct backend_host host = {.error = keep_error};
+	struct device a;
+
+	(void)state;
+	create_with_a_write(&a);
+	for (size_t i = 0; i < sizeof clocks / sizeof *clocks; i++) {
+		struct s3_config config = *(const struct s3_config *)params_config(a.params);
+		struct s3_volume *v;
+
+		config.create = false;
+		config.size = 0;
+		config.require_clean_close = true;
+		skew = clocks[i].ahead;
+		assert_int_equal(s3_volume_open(&config, 0, &host, &v), -EBUSY);
+		assert_holds(refusal, clocks[i].told);
+	}
+	assert_holds(refusal, "s ahead of this one)");
+	skew = 0;
+	device_close(&a);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_when_the_last_writer_wrote),
 		cmocka_unit_test(test_takeover_beside_a_resize),
 		cmocka_unit_test(test_reader_beside_a_resize),
 		cmocka_unit_test(test_a_size_that_comes_though_it_was_refused),

@@ -136,12 +136,15 @@ static size_t build_mark(
 /* The last writer did not close: it may be alive. */
 static int refuse_in_use(struct s3_volume *v)
 {
-	char when[64] = "";
-	time_t last = (time_t)(v->last_time / 1000000);
+	char when[80] = "";
+	int64_t last = (int64_t)(v->last_time / 1000000), now = (int64_t)time(NULL);
 
-	if (last)
-		snprintf(when, sizeof when, " (it wrote %" PRId64 " s ago)",
-			(int64_t)(time(NULL) - last));
+	if (last > now)
+		snprintf(when, sizeof when,
+			" (it wrote when its clock was %" PRId64 " s ahead of this one)",
+			last - now);
+	else if (last)
+		snprintf(when, sizeof when, " (it wrote %" PRId64 " s ago)", now - last);
 	return s3_volume_refuse(v, -EBUSY,
 		"volume=%s: its last writer did not close it%s and may be serving it; give the "
 		"control= of that server, stop it, or use --take-over",
