@@ -111,7 +111,10 @@ int list_volumes(const struct options *o, struct answer *answer)
 			if (req.listing.objects[i].is_prefix && s3_name_valid(name))
 				r = look(v, prefix, name, answer);
 		}
-		token = req.listing.token ? strdup(req.listing.token) : NULL;
+		if (r == 0 && req.listing.token) {
+			token = strdup(req.listing.token);
+			r = token ? 0 : -ENOMEM;
+		}
 		s3_listing_free(&req.listing);
 	} while (r == 0 && token);
 	free(token);
