@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* A volume of the S3 device over a store in this process: what it asks of the store. */
 #include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -449,6 +450,28 @@ static void test_commands_one_after_the_other(void **state)
 	fake_store_reset();
 }
 
+/* A key is not in the memory of the socket when the command has been performed. */
+static void test_a_key_that_was_sent_is_forgotten(void **state)
+{
+	char config[512], path[256], text[8192], request[128], key[65];
+	struct device d;
+
+	(void)state;
+	fake_store_reset();
+	snprintf(path, sizeof path, "%s", scratch_path("control"));
+	snprintf(config, sizeof config, COMMON "volume=v;create=on;size=64M;control=%s", path);
+	device_open(&d, &s3_backend, config);
+	memset(key, 'a', 64);
+	key[64] = '\0';
+	snprintf(request, sizeof request, "rekey %s", key);
+	read_answer(ask(path, request), text, sizeof text);
+	assert_holds(text, "error "); /* it is not encrypted */
+	assert_null(memmem(volume_of(&d)->control, malloc_usable_size(volume_of(&d)->control), key,
+		sizeof key - 1));
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* ---- an end ---------------------------------------------------------------------------------- */
 
 static const char *socket_path;
@@ -539,6 +562,7 @@ int main(void)
 		cmocka_unit_test(test_checksums_that_the_store_does_not_check),
 		cmocka_unit_test(test_a_failure_is_told_beside_other_requests),
 		cmocka_unit_test(test_commands_one_after_the_other),
+		cmocka_unit_test(test_a_key_that_was_sent_is_forgotten),
 		cmocka_unit_test(test_a_cache_file_that_fails_at_the_end),
 		cmocka_unit_test(test_a_cache_file_of_a_compacted_snapshot),
 	};

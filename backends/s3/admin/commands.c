@@ -566,11 +566,13 @@ int s3_control_perform(struct s3_volume *v, const char *request, const _Atomic b
 	const struct s3_command *command;
 	int r = begin(&c, request, text, &command);
 
-	if (r)
-		return r;
-	if (command->changes && v->backend.readonly)
-		return s3_volume_refuse(v, -EROFS,
+	if (r == 0 && command->changes && v->backend.readonly)
+		r = s3_volume_refuse(v, -EROFS,
 			"volume=%s: is served with readonly=on; serve it without", v->name);
-	r = command->changes ? v->layout->start(v) : 0;
-	return r ? r : command->run(&c);
+	if (r == 0 && command->changes)
+		r = v->layout->start(v);
+	if (r == 0)
+		r = command->run(&c);
+	OPENSSL_cleanse(text, sizeof text);
+	return r;
 }

@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <openssl/crypto.h>
+
 #include "backends/backend.h"
 #include "backends/s3/admin/control.h"
 #include "backends/s3/admin/internal.h"
@@ -126,8 +128,10 @@ static void answer(struct s3_control *c, int fd, const char *request)
 		snprintf(why, sizeof why, "%s", error[0] ? error : strerror(-r));
 	}
 	/* Before the client knows: it may ask for the next one at once. */
-	if (!in_socket_thread)
+	if (!in_socket_thread) {
+		OPENSSL_cleanse(c->job_request, sizeof c->job_request); /* a key, perhaps */
 		c->performing = false;
+	}
 	pthread_mutex_unlock(&c->lock);
 	send_end(fd, r, why);
 	close(fd);
@@ -243,6 +247,8 @@ static void converse(struct s3_control *c, int fd)
 		r = start_job(c, fd, line + start, &why);
 	else if (r == 0)
 		answer(c, fd, line + start);
+	OPENSSL_cleanse(line, sizeof line);
+	OPENSSL_cleanse(copy, sizeof copy);
 	if (r == 0)
 		return;
 	send_end(fd, r, why);
