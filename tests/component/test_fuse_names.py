@@ -116,7 +116,7 @@ def test_file_replaced_by_rename_lives(fuse: Mount) -> None:
 
 def test_recycled_inode_numbers_are_new_files(fuse: Mount) -> None:
     """ext4 hands the number of a removed file out again at once."""
-    path, numbers, turn = fuse.point / "file", set(), 0
+    path, turn, numbers = fuse.point / "file", 0, set[int]()
     while turn < 50 or (len(numbers) == turn < 1000):  # in io_uring mode, a file may keep its number for a while
         path.write_text(f"content {turn}")
         numbers.add(path.stat().st_ino)
