@@ -418,7 +418,7 @@ ssize_t __wrap_send(int fd, const void *data, size_t length, int flags)
 	return n;
 }
 
-/* Who has been told that a long command is done may ask for the next one. */
+/* A client that sees the end of a long command may ask for the next one at once. */
 static void test_commands_one_after_the_other(void **state)
 {
 	char config[512], path[256], text[8192], request[64];

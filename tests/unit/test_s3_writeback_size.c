@@ -134,7 +134,7 @@ static void test_a_smaller_file(void **state)
 	reopen_and_check(path, "");
 }
 
-/* No log is as small: its size is not chosen anew, or what was cut off would count as torn. */
+/* No log is as small: no other size is chosen, or what was cut off would count as torn. */
 static void test_a_file_that_was_truncated(void **state)
 {
 	const char *path = new_path();
