@@ -242,9 +242,9 @@ def _enable_controller(point: Path, teardown: Teardown) -> None:
         control.write_text("+memory")
 
 
-def has_own_dirty_limit(limit: int, emulated: bool) -> bool:
-    """Will the memory that limit_memory() makes have dirty limits of its own? Raises OSError, FileSystemError."""
-    return bool(limit) and not emulated and _controller()[1] == 2
+def with_own_dirty_limit(limit: int, emulated: bool) -> int:
+    """limit if the memory of limit_memory() has dirty limits of its own, else 0. Raises OSError, FileSystemError."""
+    return limit if limit and not emulated and _controller()[1] == 2 else 0
 
 
 def limit_memory(limit: int, emulated: bool, teardown: Teardown) -> Memory:

@@ -29,10 +29,7 @@ from ..engines.base import Job, Run, device_engine
 from ..machine import interrupt, paths, tuning
 from ..machine.blockdev import BlockDevice
 from ..machine.durable import append, replace, sync_tree, write_json
-from ..machine.filesystem import (
-    FileSystemError,
-    has_own_dirty_limit,
-)
+from ..machine.filesystem import FileSystemError, with_own_dirty_limit
 from ..machine.prepare import (
     DeviceError,
     PrepareError,
@@ -73,6 +70,8 @@ EXIT_DONE, EXIT_NOTHING, EXIT_USAGE, EXIT_PARTLY = 0, 1, 2, 3
 
 
 FULL, ALL_USED = os.strerror(errno.ENOSPC), (errno.ENOSPC, errno.EDQUOT)
+# What fails a run, or all of a block, and not the campaign.
+FAILURES = (BringUpError, CommandError, FileSystemError, PrepareError, subprocess.TimeoutExpired, OSError)
 
 
 class Stopped(Exception):
@@ -413,8 +412,7 @@ class Runner:
             mark = self.teardown.mark()
             try:
                 become_machine_of(device.disk)
-                memory = engine.memory_bytes(profile)
-                share_of = memory if has_own_dirty_limit(memory, self.plan.emulated) else 0
+                share_of = with_own_dirty_limit(engine.memory_bytes(profile), self.plan.emulated)
                 limit_dirty(*engine.dirty_limits(profile, first.device), share_of, self.teardown)
                 limit_cpus(workload.cpus, self.teardown)
                 with ExitStack() as up:
@@ -435,14 +433,7 @@ class Runner:
                     while pending and not running.server_died():
                         filled = self.run_entry(pending[0], running, directory.name, filled)
                         pending.pop(0)
-            except (
-                BringUpError,
-                CommandError,
-                FileSystemError,
-                PrepareError,
-                subprocess.TimeoutExpired,
-                OSError,
-            ) as error:
+            except FAILURES as error:
                 if cannot_keep(error, self.directory):
                     raise
                 for entry in pending:
@@ -549,16 +540,7 @@ class Runner:
                 if running.server_died():
                     running.fail_io()  # else what is still dirty would hold the unmount
                 self.teardown.unwind(mark)
-        except (
-            PrepareError,
-            CommandError,
-            WorkloadError,
-            FileSystemError,
-            BringUpError,
-            perf.PerfError,
-            subprocess.TimeoutExpired,
-            OSError,
-        ) as error:
+        except (*FAILURES, WorkloadError, perf.PerfError) as error:
             self.stop_if_lost(error, directory)
             self.failed(entry, str(error))
             return False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from guest import SATA
-from userblk.harness.machine.filesystem import has_own_dirty_limit, limit_memory
+from userblk.harness.machine.filesystem import limit_memory, with_own_dirty_limit
 from userblk.harness.machine.prepare import limit_dirty
 from userblk.harness.machine.teardown import Teardown
 
@@ -32,7 +32,7 @@ print(most)
 def test_a_group_gets_the_whole_limit() -> None:
     """A limit in bytes would be cut to the part that it has of the guest's memory, a sixth."""
     teardown = Teardown()
-    assert has_own_dirty_limit(MEMORY, False) and not has_own_dirty_limit(MEMORY, True)
+    assert with_own_dirty_limit(MEMORY, False) == MEMORY and with_own_dirty_limit(MEMORY, True) == 0
     try:
         limit_dirty(DIRTY, DIRTY // 2, MEMORY, teardown)
         memory = limit_memory(MEMORY, False, teardown)
