@@ -365,6 +365,17 @@ static int ask(const char *path, const char *request)
 	return fd;
 }
 
+/* A new volume whose control socket is at path, of 256 bytes. */
+static void open_with_control(struct device *d, char *path)
+{
+	char config[512];
+
+	fake_store_reset();
+	snprintf(path, 256, "%s", scratch_path("control"));
+	snprintf(config, sizeof config, COMMON "volume=v;create=on;size=64M;control=%s", path);
+	device_open(d, &s3_backend, config);
+}
+
 /* All that comes, to the end of the connection. */
 static void read_answer(int fd, char *text, size_t room)
 {
@@ -380,15 +391,12 @@ static void read_answer(int fd, char *text, size_t room)
 /* Another request while a long one that has failed is still cleaning up. */
 static void test_a_failure_is_told_beside_other_requests(void **state)
 {
-	char config[512], path[256], text[8192];
+	char path[256], text[8192];
 	struct device d;
 	int slow;
 
 	(void)state;
-	fake_store_reset();
-	snprintf(path, sizeof path, "%s", scratch_path("control"));
-	snprintf(config, sizeof config, COMMON "volume=v;create=on;size=64M;control=%s", path);
-	device_open(&d, &s3_backend, config);
+	open_with_control(&d, path);
 	fake_store_fail(S3_PUT, "/snap/s/root", -EACCES, 1);
 	fake_store_hold(S3_DELETE, "/snap/s/");
 	slow = ask(path, "snapshot-create s");
@@ -421,14 +429,11 @@ ssize_t __wrap_send(int fd, const void *data, size_t length, int flags)
 /* A client that sees the end of a long command may ask for the next one at once. */
 static void test_commands_one_after_the_other(void **state)
 {
-	char config[512], path[256], text[8192], request[64];
+	char path[256], text[8192], request[64];
 	struct device d;
 
 	(void)state;
-	fake_store_reset();
-	snprintf(path, sizeof path, "%s", scratch_path("control"));
-	snprintf(config, sizeof config, COMMON "volume=v;create=on;size=64M;control=%s", path);
-	device_open(&d, &s3_backend, config);
+	open_with_control(&d, path);
 	slow_ends = 4;
 	for (unsigned i = 0; i < 5; i++) {
 		int fd;
@@ -453,14 +458,11 @@ static void test_commands_one_after_the_other(void **state)
 /* A key is not in the memory of the socket when the command has been performed. */
 static void test_a_key_that_was_sent_is_forgotten(void **state)
 {
-	char config[512], path[256], text[8192], request[128], key[65];
+	char path[256], text[8192], request[128], key[65];
 	struct device d;
 
 	(void)state;
-	fake_store_reset();
-	snprintf(path, sizeof path, "%s", scratch_path("control"));
-	snprintf(config, sizeof config, COMMON "volume=v;create=on;size=64M;control=%s", path);
-	device_open(&d, &s3_backend, config);
+	open_with_control(&d, path);
 	memset(key, 'a', 64);
 	key[64] = '\0';
 	snprintf(request, sizeof request, "rekey %s", key);
