@@ -7,6 +7,7 @@ only, and what runs in another one, such as a container or a virtual machine's m
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from .mounts import mounts_of
@@ -23,8 +24,9 @@ class CpusetError(Exception):
 def sets_below(top: Path) -> Iterator[tuple[Path, str]]:
     """Where the CPUs of each set below a mount's first one stand, and what they are; a set comes after its parent."""
     for path in sorted(top.rglob(CPUS), key=lambda path: path.parent):
-        if path.parent != top and (cpus := path.read_text().strip()):
-            yield path, cpus
+        with suppress(FileNotFoundError):  # removed meanwhile
+            if path.parent != top and (cpus := path.read_text().strip()):
+                yield path, cpus
 
 
 def to_restore(leaving: Collection[int], tops: Collection[Path] | None = None) -> list[tuple[Path, str]]:

@@ -27,6 +27,8 @@ def test_sets_that_lose_a_cpu_are_restored_from_the_first_on(tmp_path: Path) -> 
     outer, inner = a_set(tmp_path / "top/a", "0-3"), a_set(tmp_path / "top/a/b", "1-2")
     a_set(tmp_path / "top/without", "0,2")
     a_set(tmp_path / "top/empty", "")
+    (tmp_path / "top/gone").mkdir()
+    (tmp_path / "top/gone" / CPUS).symlink_to("nowhere")  # as of a container that ends meanwhile
     assert to_restore({3}, [tmp_path / "top"]) == [(outer, "0-3")]
     assert to_restore({1, 3}, [tmp_path / "top"]) == [(outer, "0-3"), (inner, "1-2")]
     with pytest.raises(CpusetError, match=r"CPUs 1-3 cannot be taken off line: .*/a/b has no others \(1-2\)"):
