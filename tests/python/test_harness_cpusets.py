@@ -27,12 +27,25 @@ def test_sets_that_lose_a_cpu_are_restored_from_the_first_on(tmp_path: Path) -> 
     outer, inner = a_set(tmp_path / "top/a", "0-3"), a_set(tmp_path / "top/a/b", "1-2")
     a_set(tmp_path / "top/without", "0,2")
     a_set(tmp_path / "top/empty", "")
-    (tmp_path / "top/gone").mkdir()
-    (tmp_path / "top/gone" / CPUS).symlink_to("nowhere")  # as of a container that ends meanwhile
     assert to_restore({3}, [tmp_path / "top"]) == [(outer, "0-3")]
     assert to_restore({1, 3}, [tmp_path / "top"]) == [(outer, "0-3"), (inner, "1-2")]
     with pytest.raises(CpusetError, match=r"CPUs 1-3 cannot be taken off line: .*/a/b has no others \(1-2\)"):
         to_restore({1, 2, 3}, [tmp_path / "top"])
+
+
+def test_a_set_that_goes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_set(tmp_path / "top", "0-3")
+    (tmp_path / "top" / ONLY_FIRST).touch()
+    a_set(tmp_path / "top/gone", "0-3")
+    kept, read = a_set(tmp_path / "top/kept", "0-3"), Path.read_text
+
+    def goes(path: Path) -> str:
+        if path.parent.name == "gone":
+            path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_text", goes)
+    assert to_restore({3}, [tmp_path / "top"]) == [(kept, "0-3")]
 
 
 def test_in_a_container_whose_parents_are_not_seen_no_cpu_goes(tmp_path: Path) -> None:
