@@ -178,7 +178,7 @@ def test_what_the_source_does_not_have_once(
         pytest.skip(reason)
     mount = fuse_start(*MODES[mode], wrapper=traced(call, "error=ENOSYS:when=1", *paths))  # once in each thread
     if use is sync and mount.status["async-io"] == "on":
-        pytest.skip("strace(1) does not see what goes through io_uring")
+        pytest.skip("kernel: no tracer sees the system calls that io_uring makes")
     (mount.source / "file").write_text("old")
     refused = 0
     while refused < 100:
