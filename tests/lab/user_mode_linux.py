@@ -26,7 +26,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbdkit_server import ROOT, checked, run
@@ -77,8 +78,7 @@ def mount_root(place: Path, shown: dict[str, Path]) -> Path:
         directory.mkdir()
     checked(["mount", "-t", "overlay", "-o", f"lowerdir=/,upperdir={upper},workdir={work}", "overlay", str(root)])
     for name, directory in shown.items():
-        checked(["mount", "--bind", str(directory), str(root / name)])
-    checked(["mount", "-o", "remount,bind,ro", str(root / "userblk")])
+        checked(["mount", "-o", "bind" if name == "results" else "bind,ro", str(directory), str(root / name)])
     # modprobe reads there that all is built in.
     release = (BUILD / "include/config/kernel.release").read_text().strip()
     modules = root / "lib/modules" / release
@@ -134,19 +134,39 @@ def run_kernel(program: Path, root: Path, args: argparse.Namespace) -> str:
             process.wait()
 
 
+def mounts_below(place: Path) -> list[str]:
+    """Of this mount namespace, the last one first."""
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [point for point in reversed(points) if point.startswith(f"{place}/")]
+
+
+@contextmanager
+def temporary_place() -> Iterator[Path]:
+    """A directory that goes at the end with all that is mounted in it, but never with what a mount shows."""
+    place = Path(tempfile.mkdtemp(prefix="userblk-uml-", dir="/var/tmp"))
+    try:
+        yield place
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        for point in mounts_below(place):
+            run(["umount", "--lazy", point])
+        if left := mounts_below(place):
+            print(f"user_mode_linux.py: {left[0]}: cannot be unmounted; {place} stays", file=sys.stderr)
+        else:
+            shutil.rmtree(place)
+
+
 def run_in(program: Path, args: argparse.Namespace) -> int:
     """The exit status."""
     shown = {"userblk": ROOT, "results": args.share, "extra": args.extra}
-    with tempfile.TemporaryDirectory(prefix="userblk-uml-", dir="/var/tmp") as made:
-        root = mount_root(Path(made), {name: directory for name, directory in shown.items() if directory})
-        try:
-            write_files(root, args)
-            why = run_kernel(program, root, args)
-            result = root / RESULT
-            if result.exists():
-                return int(result.read_text())
-        finally:
-            run(["umount", "--recursive", str(root)])
+    with temporary_place() as place:
+        root = mount_root(place, {name: directory for name, directory in shown.items() if directory})
+        write_files(root, args)
+        why = run_kernel(program, root, args)
+        result = root / RESULT
+        if result.exists():
+            return int(result.read_text())
     print(f"user_mode_linux.py: {why or f'ended after {args.timeout:g} s'}", file=sys.stderr)
     return EXIT_DIED if why else EXIT_TIMEOUT
 
@@ -164,6 +184,10 @@ def main() -> int:
     args = parser.parse_args()
     if not (args.linux / "arch/um/Kconfig").exists():
         parser.error(f"--linux={args.linux}: no source of Linux; unpack Debian's /usr/src/linux-source-*.tar.xz")
+    for option in ("share", "extra"):
+        if (directory := getattr(args, option)) and not directory.is_dir():
+            parser.error(f"--{option}={directory}: is no directory; make it first")
+        setattr(args, option, directory and directory.resolve())
     if os.geteuid() != 0:
         parser.error("needs root")
     if lacking := [name for name in NEEDED if not shutil.which(name)]:
