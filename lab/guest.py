@@ -42,6 +42,7 @@ TRIAL_LIMIT = 10.0  # s for the trial boot that decides whether KVM is used
 ROOT_SPACE = 8192  # MiB of addresses for the root image, which is a memory device
 LOOK_S = 0.02  # s between two looks at what a sealed guest says
 CONSOLE_TAIL = 80  # lines shown of a guest that died
+READY = b"ready\n"  # from the guest, when the command starts
 SETUP = "/extra/setup"  # of the user's own, before the command
 
 EXIT_TIMEOUT = 124  # as timeout(1)
@@ -401,13 +402,16 @@ class Guest:
             return time.monotonic() - self.started
         control = self.ports[0]
         control.settimeout(limit)
+        message = b""
         try:
-            message = control.recv(64)
+            # No more than that: a short command may have ended meanwhile.
+            while part := control.recv(len(READY) - len(message)):
+                message += part
         except TimeoutError:
             raise BootTimeout(f"the guest did not boot within {limit:.0f} s") from None
         except ConnectionError:
-            message = b""
-        if not message.startswith(b"ready"):
+            pass
+        if message != READY:
             raise BootDied("the guest died while it booted")
         return time.monotonic() - self.started
 

@@ -574,6 +574,17 @@ def test_a_guest_that_is_slow_to_boot_has_not_died(sealed: bool) -> None:
             slow.wait_ready(0.1)
 
 
+def test_a_command_may_end_before_this_machine_looks() -> None:
+    short = guest.Guest.__new__(guest.Guest)
+    short.started, short.channel = time.monotonic(), None
+    ours, theirs = socket.socketpair()
+    with ours, theirs, subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        short.process, short.ports = process, [ours]
+        theirs.sendall(b"ready\nexit 3\n")
+        short.wait_ready(10)
+        assert short.relay(10, {}, None) == 3
+
+
 def test_the_virtual_cpu_is_the_same_with_each_qemu() -> None:
     """A model with a version, and features that this QEMU emulates: what it lacks would be left out silently."""
     name, *features, last = guest.CPU.split(",")
