@@ -94,6 +94,20 @@ enum step flowop_fail(struct worker *w, const struct flowop *op, const char *wha
 	return STEP_FAILED;
 }
 
+/* A read or write of size bytes failed. */
+static enum step io_failed(
+	struct worker *w, const struct flowop *op, const char *what, int fd, uint64_t size)
+{
+	if (errno != EINVAL || size % PAGE == 0 || (fcntl(fd, F_GETFL) & O_DIRECT) == 0)
+		return flowop_fail(w, op, what, NULL);
+	flow_error_set(&w->error,
+		"%s:%d: flowop %s: %s of %" PRIu64
+		" bytes: directio takes multiples of the device's block;"
+		" give iosize and the sizes of files such values, and a cvar round=4k and min=4k",
+		op->file, op->line, op->name, what, size);
+	return STEP_FAILED;
+}
+
 static enum step refuse(struct worker *w, const struct flowop *op, const char *why)
 {
 	flow_error_set(
@@ -427,7 +441,7 @@ static enum step flow_readwholefile(struct worker *w, unsigned i)
 		total += n > 0 ? (uint64_t)n : 0;
 	}
 	if (n < 0)
-		return flowop_fail(w, op, "read", NULL);
+		return io_failed(w, op, "read", slot->fd, size);
 	flowop_count(w, i, begin, total);
 	return STEP_OK;
 }
@@ -462,7 +476,7 @@ static enum step flow_writewholefile(struct worker *w, unsigned i)
 		uint64_t n = left < chunk ? left : chunk;
 
 		if (!write_all(slot->fd, buffer, n))
-			return flowop_fail(w, op, "write", NULL);
+			return io_failed(w, op, "write", slot->fd, n);
 		left -= n;
 	}
 	flowop_count(w, i, begin, size);
@@ -492,7 +506,7 @@ static enum step append(struct worker *w, unsigned i, uint64_t bytes, uint64_t i
 	uint64_t begin = flow_now();
 
 	if (lseek(slot->fd, 0, SEEK_END) < 0 || !write_all(slot->fd, buffer, bytes))
-		return flowop_fail(w, op, "append", NULL);
+		return io_failed(w, op, "append", slot->fd, bytes);
 	flowop_count(w, i, begin, bytes);
 	return STEP_OK;
 }
@@ -558,7 +572,7 @@ static enum step flow_read(struct worker *w, unsigned i)
 			n = read_plain(io.fd, io.buffer, io.size);
 	}
 	if (n < 0)
-		return flowop_fail(w, op, "read", NULL);
+		return io_failed(w, op, "read", io.fd, io.size);
 	if (n == 0 && io.size > 0 && (op->random || !w->control->original))
 		return refuse(w, op, "holds no data where it reads; give the fileset prealloc");
 	flowop_count(w, i, begin, (uint64_t)n);
@@ -582,11 +596,11 @@ static enum step flow_write(struct worker *w, unsigned i)
 				io.fd, io.buffer + done, io.size - done, io.offset + (off_t)done);
 
 			if (n < 0)
-				return flowop_fail(w, op, "write", NULL);
+				return io_failed(w, op, "write", io.fd, io.size);
 			done += (uint64_t)n;
 		}
 	} else if (!write_all(io.fd, io.buffer, io.size)) {
-		return flowop_fail(w, op, "write", NULL);
+		return io_failed(w, op, "write", io.fd, io.size);
 	}
 	flowop_count(w, i, begin, io.size);
 	return STEP_OK;

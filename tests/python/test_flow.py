@@ -566,6 +566,29 @@ def test_reads_of_no_bytes_are_counted(tmp_path: Path) -> None:
 # ---- errors ----
 
 
+SIZES = {"": 1, ",round=4k,min=4k": 0}
+
+
+@pytest.mark.parametrize("more", SIZES)
+def test_direct_reads_of_sizes_that_no_device_takes(more: str, tmp_path: Path) -> None:
+    workload = tmp_path / "w.f"
+    gamma = f"cvar(type=cvar-gamma,parameters=mean:8192;gamma:1.5{more})"
+    workload.write_text(f"""set $dir=/none
+define fileset name=set1,path=$dir,size=1m,entries=1,dirwidth=20,prealloc=100
+define process name=p1,instances=1 {{
+  thread name=t1,memsize=10m,instances=1 {{
+    flowop read name=read1,filesetname=set1,iosize={gamma},random,directio,iters=50
+    flowop finishoncount name=end,value=50
+  }}
+}}
+run 5
+""")
+    done = run_flow("-q", *settings(tmp_path), workload)
+    assert done.returncode == SIZES[more], done.stderr
+    assert ("w.f:5: flowop read1: read of " in done.stderr) == bool(SIZES[more])
+    assert ("give iosize" in done.stderr and "round=4k" in done.stderr) == bool(SIZES[more])
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
