@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -150,3 +151,32 @@ def test_nothing_is_missing_twice(
     reported = capsys.readouterr().out.split()
     assert "gcc" in reported and "python3-jinja2" in reported and "chromium" not in reported
     assert len(reported) == len(set(reported))
+
+
+def test_the_completion_is_printed_with_what_a_build_needs(installer: ModuleType) -> None:
+    """`make install` prints it, also where only the packages of a build are."""
+    script = """import runpy, sys
+before = set(sys.modules)
+sys.argv = ["userblk", "completion", "bash"]
+try:
+    runpy.run_path("bin/userblk", run_name="__main__")
+except SystemExit as end:
+    assert end.code == 0
+found = {name.partition(".")[0] for name in set(sys.modules) - before
+         if "dist-packages" in (getattr(sys.modules[name], "__file__", None) or "")}
+print(*found, file=sys.stderr)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    argv = [sys.executable, "-c", script]
+    done = subprocess.run(argv, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=True)
+    needed = {row["debian"].removeprefix("python3-") for row in installer.read_table() if row["purpose"] == "build"}
+    optional = {"attr"}  # rich can do without
+    assert done.stdout and "rich" in set(done.stderr.split()) - optional <= needed
+
+
+def test_a_package_has_the_completions_of_its_programs() -> None:
+    for file in (CHECKOUT / "packaging/debian").glob("*.install"):
+        lines = file.read_text().split()
+        programs = {Path(line).name for line in lines if line.startswith(("usr/bin/", "usr/sbin/"))}
+        completions = {Path(line).name for line in lines if "bash-completion" in line}
+        assert completions == programs, file.name
