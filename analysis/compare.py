@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .render import ends, new_grid, signed
 from .statistics import ALPHA, Interval, difference_interval, holm, mean_interval, ratio_interval, welch_p
-from .summaries import Campaign, Run, SummaryError, first_environments, lab_banner
+from .summaries import REAL, Campaign, Run, SummaryError, asked_otherwise, first_environments, lab_banner
 from .table import DEVICES, METRICS, SYSTEMS, Metric, row_order
 
 NOT_COMPARED = ("load", "memory")  # of environment.json: what is different in every run
@@ -172,6 +172,7 @@ def compare(first: Campaign, second: Campaign) -> Comparison:
     facts = _facts(first), _facts(second)
     names = [name for name in dict.fromkeys([*facts[0], *facts[1]]) if facts[0].get(name) != facts[1].get(name)]
     differing = {name: (facts[0].get(name, ""), facts[1].get(name, "")) for name in names}
+    differing |= {name: (a, b) for name, (a, b) in asked_otherwise([first, second]).items()}
     emulated = max(run.emulated for run in (*first.runs, *second.runs))
     return Comparison(first.name, second.name, differing, tuple(lines), emulated)
 
@@ -238,17 +239,23 @@ def terminal(comparison: Comparison, everything: bool) -> RenderableType:
     return Group(*parts)
 
 
-def gate_text(worse: Sequence[Line], percent: float) -> RenderableType:
-    """What a gate says, with the cells that close it."""
+def gate_text(worse: Sequence[Line], percent: float, comparison: Comparison) -> RenderableType:
+    """What a gate says, with the cells that close it, and what else than the code may have closed or opened it."""
     limit = f"{percent:g} % (CPU: points)"
-    if not worse:
-        return Text(
-            f"Gate: open. No cell is missing, has too few runs or is significantly worse by more than {limit}.",
-            style="bold",
-        )
-    few = "are missing, have too few valid runs or are significantly worse"
-    head = f"Gate: closed. {len(worse)} comparisons {few} by more than {limit}:"
-    return Group(Text(head, style="bold"), _grid(worse))
+    parts: list[RenderableType] = []
+    if worse:
+        few = "are missing, have too few valid runs or are significantly worse"
+        head = f"Gate: closed. {len(worse)} comparisons {few} by more than {limit}:"
+        parts += [Text(head, style="bold"), _grid(worse)]
+    else:
+        head = f"Gate: open. No cell is missing, has too few runs or is significantly worse by more than {limit}."
+        parts.append(Text(head, style="bold"))
+    if measured := comparison.facts.get("emulated"):
+        kinds = " -> ".join(words or REAL for words in measured)
+        parts.append(Text(f"NOT measured alike: {kinds}.", style="bold reverse"))
+    if comparison.facts:
+        parts.append(Text(f"Differs in more than the results: {', '.join(comparison.facts)}."))
+    return Group(*parts)
 
 
 def _line_json(line: Line) -> dict[str, Any]:
@@ -257,9 +264,10 @@ def _line_json(line: Line) -> dict[str, Any]:
     return value
 
 
-def gate_json(worse: Sequence[Line], percent: float) -> dict[str, Any]:
+def gate_json(worse: Sequence[Line], percent: float, comparison: Comparison) -> dict[str, Any]:
     """For programs."""
-    return {"fail_over": percent, "open": not worse, "worse": [_line_json(line) for line in worse]}
+    lines = [_line_json(line) for line in worse]
+    return {"fail_over": percent, "open": not worse, "differing": list(comparison.facts), "worse": lines}
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

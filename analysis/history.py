@@ -13,12 +13,11 @@ from statistics import fmean, geometric_mean
 from .palette import look
 from .report import NO_VALUE, Report, interval_fields, interval_text
 from .statistics import Interval, mean_interval
-from .summaries import Campaign, SummaryError, changes_of_all
+from .summaries import REAL, Campaign, SummaryError, asked_otherwise, changes_of_all
 from .table import DEVICES, METRICS, SYSTEMS, Metric, ordered
 
 HEADS = "campaign created commit measured system metric unit cells value ci_low ci_high change_percent"
 SHOWN_METRICS = {"throughput": METRICS[0], "latency": METRICS[1]}
-REAL = "measured on a host's devices"
 COMMIT = 8  # digits of one that tables show
 
 Cell = tuple[str, str, str, str]  # host ("" where each campaign has one), suite, device, workload
@@ -93,12 +92,14 @@ def _measured(campaign: Campaign) -> str:
 
 
 def _unlike(campaigns: Sequence[Campaign]) -> list[str]:
-    """Hosts, profiles and kernels, where not all have the same."""
+    """Hosts, profiles, kernels and parameters, where not all have the same."""
     told = []
     for name in ("host", "profile", "kernel"):
         found = [", ".join(sorted({getattr(run, name) for run in one.runs if getattr(run, name)})) for one in campaigns]
         if len(values := dict.fromkeys(found)) > 1:
             told.append(f"{name} {', '.join(value or 'unknown' for value in values)}")
+    for name, each in asked_otherwise(campaigns).items():
+        told.append(f"{name}: {' -> '.join(value or NO_VALUE for value in dict.fromkeys(each))}")
     return told
 
 

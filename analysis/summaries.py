@@ -30,6 +30,7 @@ DEPTH = 6  # HOST/DEVICE/SUITE/SYSTEM/WORKLOAD/N below the campaign
 
 SIMULATED = "SIMULATED"
 EMULATED = "EMULATED (lab)"
+REAL = "measured on a host's devices"
 
 
 class SummaryError(Exception):
@@ -183,6 +184,22 @@ def read_campaign(directory: Path) -> Campaign:
         raise SummaryError(f"{file}: not the request of a campaign: {type(error).__name__} {error}") from None
     runs = tuple(pooled(directory, load_campaign(directory)))
     return Campaign(directory, name, created, seed, choices, of_blocks, asked, runs)
+
+
+PARAMETERS = ("warm_up", "choices", "block_choices")  # of campaign.json: what measures something else if changed
+
+
+def asked_otherwise(campaigns: Sequence[Campaign]) -> dict[str, tuple[str, ...]]:
+    """The parameters that not all campaigns have alike: of each campaign the lines that not all have, as one."""
+    found = {}
+    for name in PARAMETERS:
+        asked = [campaign.asked.get(name) or [] for campaign in campaigns]
+        lines = [list(map(str, value)) if isinstance(value, list) else [str(value)] for value in asked]
+        common = set.intersection(*map(set, lines))
+        own = tuple("; ".join(line for line in one if line not in common) for one in lines)
+        if any(own):
+            found[name] = own
+    return found
 
 
 def campaign_warnings(directory: Path) -> list[str]:

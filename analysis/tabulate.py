@@ -10,7 +10,7 @@ from dataclasses import replace
 from userblk.harness.model.parts import ENGINES, Engine
 
 from .statistics import ALPHA, holm
-from .summaries import SIMULATED, Run, warnings_note
+from .summaries import REAL, SIMULATED, Run, warnings_note
 from .table import (
     ALL_METRICS,
     CONTROL,
@@ -191,7 +191,7 @@ def _known(runs: Sequence[Run]) -> bool:
 
 
 def _title(runs: Sequence[Run], emulated: str, files: bool) -> str:
-    place = emulated or "measured on a host's devices"
+    place = emulated or REAL
     what = "file system workloads" if files else "block device workloads"
     what = f"Table {2 if files else 1}: {what}" if _known(runs) else what.capitalize()
     return f"{what}, suite {_one(runs, 'suite')}, host {_one(runs, 'host')}, {place}"

@@ -61,8 +61,8 @@ def compare_command(args: argparse.Namespace) -> int:
         value, text, shown = compare.as_json(both), compare.as_csv(both), compare.terminal(both, args.all)
         if args.fail_over is not None:
             worse = compare.regressions(both, args.fail_over)
-            value |= {"gate": compare.gate_json(worse, args.fail_over)}
-            shown = Group(shown, "", compare.gate_text(worse, args.fail_over))
+            value |= {"gate": compare.gate_json(worse, args.fail_over, both)}
+            shown = Group(shown, "", compare.gate_text(worse, args.fail_over, both))
     changes = changes_of_all(campaigns)
     if args.json:
         print_json(value | {"changes": list(changes)})

@@ -21,6 +21,7 @@ from userblk.analysis.compare import (
     compare,
     flat,
     gate_json,
+    gate_text,
     regressions,
     terminal,
 )
@@ -118,6 +119,38 @@ def test_guests_that_differ_are_listed(tmp_path: Path) -> None:
     assert comparison.facts == {"guest.checkout_image": ("a", "b"), "machine.packages.qemu-system-x86": ("7.2", "10.0")}
 
 
+def asked_otherwise(directory: Path, **changes: object) -> None:
+    file = directory / "campaign.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_parameters_that_differ_are_listed_by_line(tmp_path: Path) -> None:
+    """Another number of files, or another warm-up, is no change of what is measured."""
+    pair(tmp_path)
+    asked_otherwise(tmp_path / "a", warm_up="60 s, as asked for", choices=["files: 5", "I/O: 1m"])
+    asked_otherwise(tmp_path / "b", warm_up="found", choices=["files: 500000", "I/O: 1m"], block_choices=["memory: 1"])
+    comparison = compare(read_campaign(tmp_path / "a"), read_campaign(tmp_path / "b"))
+    assert comparison.facts == {
+        "warm_up": ("60 s, as asked for", "found"),
+        "choices": ("files: 5", "files: 500000"),
+        "block_choices": ("", "memory: 1"),
+    }
+
+
+def test_the_gate_names_what_differs(tmp_path: Path) -> None:
+    pair(tmp_path)
+    asked_otherwise(tmp_path / "b", warm_up="found")
+    first, second = (read_campaign(tmp_path / name) for name in ("a", "b"))
+    second = replace(second, runs=tuple(replace(run, emulated="") for run in second.runs))
+    comparison = compare(first, second)
+    console = Console(file=io.StringIO(), width=200, record=True)
+    console.print(gate_text([], 5, comparison))
+    text = console.export_text()
+    assert "NOT measured alike: EMULATED (lab) -> measured on a host's devices" in text
+    assert "Differs in more than the results: emulated, warm_up." in text
+    assert gate_json([], 5, comparison)["differing"] == ["emulated", "warm_up"]
+
+
 def test_flat() -> None:
     assert flat({"a": {"b": 1, "c": {"d": "x"}}, "e": [1, 2]}) == {"a.b": "1", "a.c.d": "x", "e": "1, 2"}
 
@@ -144,7 +177,7 @@ def test_the_gate_closes_for_a_loss_beyond_its_limit_only(tmp_path: Path) -> Non
         ("nbdkit", "latency_us"),
     }
     assert regressions(comparison, 60) == []
-    assert not gate_json(worse, 10)["open"] and len(gate_json(worse, 10)["worse"]) == len(worse)
+    assert not gate_json(worse, 10, comparison)["open"] and len(gate_json(worse, 10, comparison)["worse"]) == len(worse)
 
 
 def test_the_gate_stays_open_for_a_gain(tmp_path: Path) -> None:
