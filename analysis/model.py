@@ -97,7 +97,7 @@ def _report(
     return Report(
         "model",
         f"Native throughput beside the paper's, {ours.emulated}",
-        tuple(_notes(campaign, paper.source, models, distances)),
+        (*_notes(campaign, paper.source, models, distances), *ours.notes[1:]),
         ("Device", "Workload", "Model", "Paper", "Difference", f"Within {LIMIT:g} %", "Calibration"),
         tuple(rows),
         tuple(HEADS.split()),

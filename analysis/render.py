@@ -95,8 +95,8 @@ def cell_text(table: Table, metric: Metric, system: str, cell: Cell, ci: bool = 
 
 
 def legend(table: Table, ci: bool = True) -> list[str]:
-    """What the numbers and the marks that occur mean, a line each."""
-    lines = []
+    """What tests show, and what the numbers and the marks that occur mean, a line each."""
+    lines = [table.tests] if table.tests else []
     cells = [(key[2], cell) for key, cell in table.cells.items()]
     base = "native" if table.base == NATIVE else SYSTEMS.get(table.base, table.base)
     if table.base in table.systems and len(table.systems) > 1:

@@ -212,7 +212,7 @@ class Table:
     """title and notes say where it was measured. number: which of the paper's tables it is laid out as.
 
     cells: by (device, workload, system, metric id). metrics: those that are shown as groups of columns.
-    base: the system that the others are shown relative to; "": all are absolute.
+    base: the system that the others are shown relative to; "": all are absolute. tests: a note on significance.
     """
 
     number: int
@@ -227,6 +227,7 @@ class Table:
     suite: str = ""
     metrics: tuple[Metric, ...] = METRICS
     base: str = NATIVE
+    tests: str = ""
 
     def absolute(self, system: str) -> bool:
         """Are a system's numbers means, and not differences to those of another?"""
@@ -401,7 +402,9 @@ def graded(table: Table, grades: Sequence[Grade], source: str) -> Table:
         listed = ", ".join(f"{found[one]} {one.name}" for one in grades)
         notes.append(f"{DEVICES.get(device, device)}, {SYSTEMS.get(system, system)}: {listed}.")
     systems = tuple(system for system in table.systems if system != NATIVE)
-    return replace(table, notes=(*table.notes[:1], *notes), systems=systems, cells=cells, metrics=(RELATIVE,))
+    return replace(
+        table, notes=(*table.notes, *notes), systems=systems, cells=cells, metrics=(RELATIVE,), tests=""
+    )
 
 
 def column_name(metric: Metric, system: str, titles: Mapping[str, str] = SYSTEMS) -> str:

@@ -55,15 +55,15 @@ def _corrected(cells: Mapping[CellKey, Cell]) -> dict[CellKey, Cell]:
     return corrected
 
 
-def _tested(cells: Mapping[CellKey, Cell]) -> tuple[str, ...]:
-    """A note: how many differences a test of their own shows, and how many are left after the correction."""
+def _tested(cells: Mapping[CellKey, Cell]) -> str:
+    """How many differences a test of their own shows, and how many are left after the correction."""
     tested = [cell for key, cell in cells.items() if key[2] != CONTROL and cell.p_holm is not None]
     if not tested:
-        return ()
+        return ""
     alone = sum(cell.p <= ALPHA for cell in tested if cell.p is not None)
     return (
         f"{alone} of {len(tested)} differences to native are significant by tests of their own (Welch, 5 %),"
-        f" {sum(cell.significant for cell in tested)} after Holm's correction over the table.",
+        f" {sum(cell.significant for cell in tested)} after Holm's correction over the table."
     )
 
 
@@ -150,7 +150,7 @@ def make_table(
                 cells[key] = cell
     cells = _corrected(cells)
     emulated = max(run.emulated for run in runs)
-    notes = _notes(runs, valid, seed) + _tested(cells)
+    notes = _notes(runs, valid, seed)
     notes += tuple(dict.fromkeys(engine.operation for engine in engines if engine.operation))
     if files and all(engine.parameters for engine in engines):
         head = "The paper does not state it" if _known(runs) else "How it is done"
@@ -169,6 +169,7 @@ def make_table(
         suite=_one(runs, "suite"),
         base=base,
         metrics=tuple(metrics),
+        tests=_tested(cells),
     )
 
 
@@ -178,11 +179,11 @@ def tail_table(table: Table) -> Table | None:
     if not cells:
         return None
     notes = (
-        table.notes[0],
+        *table.notes,
         "Mean over runs of each run's percentile, nearest rank; - where fewer than ten operations lie beyond it.",
     )
     title = f"Percentiles of latency: {table.title}"
-    return replace(table, title=title, notes=notes, cells=cells, metrics=TAILS)
+    return replace(table, title=title, notes=notes, cells=cells, metrics=TAILS, tests="")
 
 
 def _known(runs: Sequence[Run]) -> bool:

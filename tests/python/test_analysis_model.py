@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,10 @@ def simulated(tmp_path: Path, models: str, factor: float) -> Path:
     return directory
 
 
-def beside(directory: Path, configs: Path = paths.CONFIGS) -> report.Report:
+def beside(directory: Path, *notes: str, configs: Path = paths.CONFIGS) -> report.Report:
     campaign = read_campaign(directory)
-    return model.beside_paper(campaign, make_tables(campaign.runs), configs)
+    tables = [replace(table, notes=(*table.notes, *notes)) for table in make_tables(campaign.runs)]
+    return model.beside_paper(campaign, tables, configs)
 
 
 @pytest.mark.parametrize(("factor", "within"), [(1.14, True), (1.16, False), (0.86, True), (0.84, False)])
@@ -53,7 +55,7 @@ def test_every_native_cell_beside_the_paper(tmp_path: Path, factor: float, withi
     assert {cell for cell, row in found.items() if row["calibration"] == "true"} == cells
     inside, predicted = 32 * within, (32 - len(cells)) * within
     assert one.notes[1].startswith(f"{inside} of 32 cells") and one.notes[1].endswith(f"no model, {predicted} are.")
-    assert len(one.notes) == 2 and one.title.endswith(f"model {models})")
+    assert one.notes[2:] == ("One repetition: no intervals.",) and one.title.endswith(f"model {models})")
 
 
 def test_only_cells_of_the_paper_are_calibrated() -> None:
@@ -65,7 +67,15 @@ def test_only_cells_of_the_paper_are_calibrated() -> None:
 
 
 def test_another_version_of_the_models_is_told(tmp_path: Path) -> None:
-    assert "not of the campaign's" in beside(simulated(tmp_path, "cpu-0 sata-0 nvme-0", 1.0)).notes[-1]
+    assert "not of the campaign's" in beside(simulated(tmp_path, "cpu-0 sata-0 nvme-0", 1.0)).notes[2]
+
+
+def test_what_qualifies_the_table_qualifies_it_beside_the_paper(tmp_path: Path) -> None:
+    directory = simulated(tmp_path, "cpu-0 sata-0 nvme-0", 1.0)
+    file = next(directory.rglob("summary.json"))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"valid": False, "invalid": ["broken"]}))
+    notes = beside(directory, "LOST: a run").notes
+    assert "1 of 32 runs are invalid and were left out." in notes and "LOST: a run" in notes
 
 
 def test_what_has_no_model_is_refused(tmp_path: Path) -> None:

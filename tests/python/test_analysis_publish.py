@@ -57,7 +57,7 @@ def test_what_is_not_significant_is_marked() -> None:
     clear = make_table(runs("native", [10.0, 10.2, 9.8]) + runs("nbdkit", [5.1, 4.9, 5.0]))
     cell = clear.cell("sata", "seq-read-1th-4k", "nbdkit", METRICS[0])
     assert Mark.SAME not in cell.marks and cell.significant
-    assert "2 of 3 differences to native are significant by tests of their own" in str(clear.notes)
+    assert "2 of 3 differences to native are significant by tests of their own" in clear.tests
 
 
 def test_what_the_correction_takes_away_is_not_called_the_same() -> None:
@@ -69,8 +69,8 @@ def test_what_the_correction_takes_away_is_not_called_the_same() -> None:
     table = make_table(several)
     cell = table.cell("sata", "seq-read-1th-4k", "nbdkit", METRICS[0])
     assert not cell.significant and Mark.SAME not in cell.marks
-    assert "2 of 93 differences to native are significant by tests of their own" in str(table.notes)
-    assert " (Welch, 5 %), 0 after Holm" in str(table.notes)
+    assert "2 of 93 differences to native are significant by tests of their own" in table.tests
+    assert " (Welch, 5 %), 0 after Holm" in table.tests
 
 
 def test_the_control_is_a_family_of_its_own() -> None:

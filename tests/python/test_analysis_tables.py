@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from userblk.analysis.table import (
     FILES,
     METRICS,
     WORKLOADS,
+    Grade,
     Mark,
     Table,
     control,
+    graded,
     half_width_limit,
     make_cell,
 )
-from userblk.analysis.tabulate import make_table, make_tables
+from userblk.analysis.tabulate import make_table, make_tables, tail_table
 from userblk.harness.machine.paths import CONFIGS
 
 THROUGHPUT, LATENCY, CPU = METRICS
@@ -307,6 +310,21 @@ def test_warnings_are_counted() -> None:
 
 
 # ---- files ----------------------------------------------------------------------------
+
+
+def test_what_qualifies_a_table_qualifies_its_tails_and_classes() -> None:
+    metrics = {"throughput_kops": 10.0, "latency_us": 99.0, "cpu_percent": 20.0, "latency_p99_us": 150.0}
+    sample = [
+        run_from_summary(summary(metrics=metrics, system=name, repetition=n, valid=n > 1, invalid=["x"][n > 1 :]), "t")
+        for name in ("native", "nbdkit")
+        for n in (1, 2, 3)
+    ]
+    table = make_table(sample, of_blocks=["memory: 1"])
+    table = replace(table, notes=(*table.notes, "LOST: a run"))
+    tails = tail_table(table)
+    assert tails is not None and table.tests
+    for other in (tails, graded(table, (Grade("good", "+", 90.0, "#ffffff"), Grade("bad", "-", 0.0, "#ffffff")), "X")):
+        assert set(table.notes) < set(other.notes) and not other.tests
 
 
 def store(campaign: Path, value: dict[str, Any], done: bool = True) -> None:
