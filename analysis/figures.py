@@ -22,7 +22,7 @@ from userblk.harness.observing.histogram import distribution
 from .palette import heat, look
 from .paper_cells import PaperCell
 from .raw import Band, CellDetails
-from .render import signed
+from .render import signed, unit_text
 from .statistics import Interval
 from .table import DEVICES, METRICS, NATIVE, RATE, SYSTEMS, Metric, Table
 
@@ -67,7 +67,7 @@ class SystemRow:
 
 @dataclass(frozen=True)
 class Row:
-    """What a figure of one workload on one device shows. place: for the title; emulated: said there."""
+    """What a figure of one workload on one device shows. place: for the title; emulated: said there; metric: of bars."""
 
     name: str
     place: str
@@ -75,6 +75,7 @@ class Row:
     workload: str
     emulated: str  # as Run.emulated
     systems: tuple[SystemRow, ...]
+    metric: Metric = METRICS[0]
 
 
 def _figure(height_mm: float) -> Figure:
@@ -163,24 +164,29 @@ def heat_map(table: Table) -> Figure:
 
 
 def whiskers(table: Table, device: str) -> Figure:
-    """The differences to native of one device with their intervals: a row for each workload."""
+    """The differences to native of one device with their intervals, without native the means: a row for each workload."""
     systems = [system for system in table.systems if system != NATIVE]
     rows = [workload for one, workload in table.rows if one == device]
     figure = _figure(26 + 6.2 * len(rows))
     height = figure.get_figheight() * INCH
-    known = any(cell.difference is not None and cell.difference.half is not None for cell in table.cells.values())
-    title = f"{table.label}, {DEVICES.get(device, device)}: difference to native"
-    _title(figure, title + (", 95 % confidence intervals" if known else ", single runs"), table.emulated)
-    all_axes = figure.subplots(1, len(METRICS), sharey=True, gridspec_kw={"wspace": 0.07})
+    shown = {key: table.printed(key[2], cell) for key, cell in table.cells.items() if key[2] in systems}
+    if any(interval is not None and interval.half is not None for interval in shown.values()):
+        intervals = "95 % confidence intervals"
+    else:
+        intervals = "single runs" if all(table.cells[key].n <= 1 for key in shown) else "without intervals"
+    what = "difference to native" if table.base else "means"
+    _title(figure, f"{table.label}, {DEVICES.get(device, device)}: {what}, {intervals}", table.emulated)
+    metrics = table.metrics
+    all_axes = figure.subplots(1, len(metrics), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.07})[0]
     left = max(0.155, LETTER * _longest(rows))
     figure.subplots_adjust(left=left, right=0.985, top=1 - 16 / height, bottom=10 / height)
     step = 0.7 / max(1, len(systems))
-    for axes, metric in zip(all_axes, METRICS, strict=True):
+    for axes, metric in zip(all_axes, metrics, strict=True):
         values: list[float] = []
         for index, system in enumerate(systems):
             style = look(system, table.systems)
             for y, workload in enumerate(rows):
-                interval = table.cell(device, workload, system, metric).difference
+                interval = shown.get((device, workload, system, metric.id))
                 if interval is None:
                     continue
                 at = y + (index - (len(systems) - 1) / 2) * step
@@ -191,9 +197,14 @@ def whiskers(table: Table, device: str) -> Figure:
         axes.axvline(0, color="#000000", lw=0.7)
         for y in range(0, len(rows), 2):
             axes.axhspan(y - 0.5, y + 0.5, color="#f4f4f4", lw=0, zorder=0)
-        _difference_scale(axes, metric, values)
+        if table.base:
+            _difference_scale(axes, metric, values)
+        else:
+            top = max(values, default=0.0) or 1.0
+            axes.set_xlim(-0.04 * top, 1.15 * top)
+            axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.set_title(metric.title)
-        axes.set_xlabel("points" if metric.points else "%")
+        axes.set_xlabel(unit_text(table, metric, systems[0]))
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_yticks(range(len(rows)), rows)
         axes.tick_params(axis="y", length=0)
@@ -341,7 +352,7 @@ def details(row: Row) -> Figure:
     if samples:
         bars.plot(*zip(*samples, strict=True), ".", color="#555555", ms=2.5, mec="none", zorder=4)
     several = bool(samples)
-    _plain(bars, "Throughput (kop/s): mean" + ", 95 % interval, runs" * several, "")
+    _plain(bars, f"{row.metric.title} ({row.metric.unit}): mean" + ", 95 % interval, runs" * several, "")
     slanted = {"rotation": 25, "ha": "right", "rotation_mode": "anchor"} if len(names) > SIDE_BY_SIDE else {}
     bars.set_xticks(range(len(names)), [SYSTEMS.get(name, name) for name in names], **slanted)
     bars.tick_params(axis="x", length=0)
@@ -411,10 +422,11 @@ def write_figures(
     several = len({table.host for table in tables}) > 1
     tasks = []
     for table in tables:
-        if len(table.systems) < 2:
+        if table.systems == (table.base,):  # nothing beside it
             continue
         name = table_name(table, several)
-        tasks.append(_Task(f"{name}-heatmap", heat_map, (table,), directory))
+        if table.base:
+            tasks.append(_Task(f"{name}-heatmap", heat_map, (table,), directory))
         for device in dict.fromkeys(device for device, _ in table.rows):
             tasks.append(_Task(f"{name}-{device}-intervals", whiskers, (table, device), directory))
         beside = beside_paper(cells, table)

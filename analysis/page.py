@@ -31,7 +31,7 @@ from .report import Report
 from .statistics import Interval
 from .suites import reports_of
 from .summaries import Campaign, Run, SummaryError, campaign_warnings, lab_banner, lost_of, missing_of
-from .table import CONTROL, DEVICES, METRICS, NATIVE, PAPERS, SYSTEMS, Mark, Table, control
+from .table import CONTROL, DEVICES, METRICS, NATIVE, SYSTEMS, Mark, Metric, Table, control
 from .tabulate import make_tables, tail_table
 
 PAGE = "report.html"
@@ -76,9 +76,9 @@ class HeatMap:
 
 
 def heat_maps(table: Table, names: Mapping[tuple[str, str], str]) -> list[HeatMap]:
-    """A map for each device: a row for each workload, a column for each metric and system."""
+    """A map for each device: a row for each workload, a column for each metric and system; none without native."""
     systems = [system for system in table.systems if system != NATIVE]
-    if not systems:
+    if not systems or not table.base:
         return []
     left, gap = 130, 10
     longest = max(len(SYSTEMS.get(name, name)) for name in systems)
@@ -161,29 +161,30 @@ def _by_cell(runs: Iterable[Run]) -> dict[Key, list[Run]]:
 def _figure_rows(campaign: Campaign, tables: Sequence[Table], cells: Mapping[Key, CellDetails]) -> list[Row]:
     names = row_names(tables)
     valid = _by_cell(run for run in campaign.runs if run.valid)
-    throughput = METRICS[0]
     rows = []
     for at, table in enumerate(tables):
+        metric = table.metrics[0]
         place = f"{'file system' if table.number == 2 else 'block device'} workload, host {table.host}"
         for device, workload in table.rows:
             systems = []
             for system in table.systems:
                 key = (table.host, table.suite, device, workload, system)
                 runs = valid.get(key, ())
-                sample = tuple(run.metrics[throughput.id] for run in runs if throughput.id in run.metrics)
+                sample = tuple(run.metrics[metric.id] for run in runs if metric.id in run.metrics)
                 if sample:
-                    mean = table.cell(device, workload, system, throughput).mean
+                    mean = table.cell(device, workload, system, metric).mean
                     systems.append(SystemRow(system, mean, sample, cells.get(key)))
             if systems:
                 name = names[at, device, workload]
-                rows.append(Row(name, place, device, workload, table.emulated, tuple(systems)))
+                rows.append(Row(name, place, device, workload, table.emulated, tuple(systems), metric))
     return rows
 
 
-def _page_row(table: Table, row: Row) -> dict[str, Any]:
+def _page_row(table: Table, row: Row, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """metrics: all of the page, among which the row's are named by their places."""
     systems = []
     for one in row.systems:
-        cells = [table.cell(row.device, row.workload, one.system, metric) for metric in METRICS]
+        cells = [table.cell(row.device, row.workload, one.system, metric) for metric in table.metrics]
         value: dict[str, Any] = {"id": one.system, "n": len(one.sample)}
         value["means"] = [_interval(cell.mean) for cell in cells]
         value["differences"] = [_interval(cell.difference) for cell in cells]
@@ -191,7 +192,8 @@ def _page_row(table: Table, row: Row) -> dict[str, Any]:
             value |= _series(one.details, len(one.sample) > 1)
         systems.append(value)
     title = f"{DEVICES.get(row.device, row.device)} {row.workload}, {row.place}"
-    return {"name": row.name, "title": title, "systems": systems}
+    shown = [metrics.index(metric) for metric in table.metrics]
+    return {"name": row.name, "title": title, "metrics": shown, "systems": systems}
 
 
 def _limited(counted: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -249,21 +251,33 @@ def _summary(campaign: Campaign, tables: Sequence[Table], besides: Sequence[Pape
         return lines
     cells = [cell for table in tables for key, cell in table.cells.items() if key[2] not in (NATIVE, CONTROL)]
     tested = [cell for cell in cells if cell.p_holm is not None]
+    means = [
+        cell
+        for table in tables
+        for key, cell in table.cells.items()
+        if key[3] in {metric.id for metric in table.metrics}
+    ]
+    wide, total = sum(Mark.WIDE in cell.marks for cell in means), sum(cell.n > 1 for cell in means)
+    based = any(table.base for table in tables)
     if tested:
         shown = sum(cell.significant for cell in tested)
         lines.append(
             f"{shown:,} of {len(tested):,} differences to native are significant (Welch's test at 5 %, Holm's"
             " correction over each table)."
         )
-        means = [cell for table in tables for key, cell in table.cells.items() if key[3] in PAPERS]
-        wide, total = sum(Mark.WIDE in cell.marks for cell in means), sum(cell.n > 1 for cell in means)
-        lines.append(f"{wide:,} of {total:,} means have intervals wider than the paper's limits.")
+    elif based:
+        nothing = "no tests" if total else "no intervals and no tests"
+        lines.append(f"No cell has two runs of a system and of native: {nothing}.")
     else:
-        lines.append("No cell has two runs of a system and of native: no intervals and no tests.")
+        nothing = "no tests" if total else "only single runs: no tests and no intervals"
+        lines.append(f"There is no native to compare with, and {nothing}: all numbers are absolute.")
+    if total:
+        lines.append(f"{wide:,} of {total:,} means have intervals wider than the paper's limits.")
     if steady := _steadiness(campaign):
         lines.append(steady)
-    alarm = control(tables)
-    lines.append(alarm.text if alarm else "The rate of false alarms was not measured: there was no A/A control.")
+    if based:
+        alarm = control(tables)
+        lines.append(alarm.text if alarm else "The rate of false alarms was not measured: there was no A/A control.")
     return lines + [line for beside in besides for line in beside.summary]
 
 
@@ -336,10 +350,11 @@ def render(
         views.append(table_view(table, own))
         maps += heat_maps(table, own)
     systems = list(dict.fromkeys(system for table in tables for system in table.systems))
+    metrics = list(dict.fromkeys(metric for table in tables for metric in table.metrics))
     data = {
         "metrics": [
             {"title": metric.title, "unit": UNITS.get(metric.unit, metric.unit), "points": metric.points}
-            for metric in METRICS
+            for metric in metrics
         ],
         "percents": [_short(percent) for percent in PAGE_PERCENTS],
         "shown": SHOWN_PERCENTILES,
@@ -348,7 +363,7 @@ def render(
             for name in systems
             if (style := look(name, systems))
         },
-        "rows": [_page_row(places[row.name], row) for row in rows],
+        "rows": [_page_row(places[row.name], row, metrics) for row in rows],
     }
     verdicts = ClaimVerdict
     page: str = (

@@ -72,10 +72,10 @@
   }
 
   function bars(parent, row, index) {
-    const metric = data.metrics[index];
+    const metric = data.metrics[row.metrics[index]];
     const systems = row.systems.filter((system) => system.means[index]);
     const several = systems.some((system) => system.means[index][1] !== null);
-    const svg = figure(parent, `${metric.title} (${metric.unit})` + (several ? ", mean and 95 % interval" : ", a single run"));
+    const svg = figure(parent, `${metric.title} (${metric.unit})` + (several ? ", mean and 95 % interval" : systems.some((system) => system.n > 1) ? ", mean" : ", a single run"));
     if (!systems.length) return;
     const top = Math.max(1e-9, ...systems.flatMap((system) => known([system.means[index][0], system.means[index][2]])));
     const names = systems.map((system) => data.systems[system.id].title);
@@ -189,7 +189,7 @@
       one.append(data.systems[system.id].title);
     }
     const charts = add(cell, "div", "", "charts");
-    data.metrics.forEach((_, index) => bars(charts, row, index));
+    row.metrics.forEach((_, index) => bars(charts, row, index));
     overTime(charts, row, "kops", "Throughput (kop/s) over time");
     overTime(charts, row, "us", "Latency (µs) over time");
     spread(charts, row);

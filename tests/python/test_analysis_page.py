@@ -19,11 +19,12 @@ import made_up
 import matplotlib.image
 import pytest
 from synthetic import make_campaign
-from userblk.analysis.page import _summary, write_report
+from userblk.analysis.figures import whiskers
+from userblk.analysis.page import _summary, heat_maps, write_report
 from userblk.analysis.palette import heat
 from userblk.analysis.render import shade
 from userblk.analysis.summaries import SummaryError, read_campaign
-from userblk.analysis.table import METRICS, Mark, make_cell
+from userblk.analysis.table import METRICS, RATE, Mark, make_cell
 from userblk.analysis.tabulate import make_tables
 from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.running import archive
@@ -69,6 +70,36 @@ def test_numbers_of_another_base_are_absolute(tmp_path: Path) -> None:
     assert absolute and not any(value.startswith("+") for row in absolute for value in row)
     agreement = [row for row in numbers if len(row) == 5]
     assert agreement and all(row[2].endswith(" %") for row in agreement)
+
+
+def test_without_native_means_are_drawn_and_nothing_is_said_of_differences(tmp_path: Path) -> None:
+    """Suite bs3-fs: a file system on each way to a store, by what the suite itself counts."""
+    campaign = read_campaign(archive.unpack(CONFIGS.parent / "docs/data/bs3-fs.tar.gz", tmp_path))
+    tables = make_tables(campaign.runs)
+    (table,) = tables
+    assert table.base == "" and table.metrics[0] == RATE
+    lines = " ".join(_summary(campaign, tables, ()))
+    assert "There is no native to compare with" in lines and "A/A" not in lines and "of native" not in lines
+    assert heat_maps(table, {}) == []
+    write_report(campaign, tmp_path / "report", CONFIGS)
+    assert not list(tmp_path.glob("report/figures/*heatmap*"))
+    page = (tmp_path / "report/report.html").read_text()
+    assert 'id="overview"' not in page and 'href="#overview"' not in page
+    figure = whiskers(table, table.rows[0][0])
+    drawn = [axes.get_title() for axes in figure.axes if axes.lines[1:]]  # beside the line at 0
+    assert drawn[0] == RATE.title and [axes.get_xlabel() for axes in figure.axes][:2] == [RATE.unit, METRICS[0].unit]
+    (title,) = [text.get_text() for text in figure.texts if table.label in text.get_text()]
+    assert "difference" not in title
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert [data["metrics"][at]["unit"] for at in data["rows"][0]["metrics"]][0] == RATE.unit
+
+
+def test_three_runs_without_an_interval_are_no_single_runs() -> None:
+    """Native has one run, so that differences to it have no interval."""
+    sample = [10.0, 11.0, 10.5]
+    (table,) = make_tables(made_up.runs("native", sample[:1]) + made_up.runs("nbdkit", sample))
+    (said,) = [text.get_text() for text in whiskers(table, "sata").texts]
+    assert "single runs" not in said and "without intervals" in said
 
 
 def test_everything_is_in_the_page(page: str) -> None:
