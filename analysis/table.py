@@ -402,9 +402,7 @@ def graded(table: Table, grades: Sequence[Grade], source: str) -> Table:
         listed = ", ".join(f"{found[one]} {one.name}" for one in grades)
         notes.append(f"{DEVICES.get(device, device)}, {SYSTEMS.get(system, system)}: {listed}.")
     systems = tuple(system for system in table.systems if system != NATIVE)
-    return replace(
-        table, notes=(*table.notes, *notes), systems=systems, cells=cells, metrics=(RELATIVE,), tests=""
-    )
+    return replace(table, notes=(*table.notes, *notes), systems=systems, cells=cells, metrics=(RELATIVE,), tests="")
 
 
 def column_name(metric: Metric, system: str, titles: Mapping[str, str] = SYSTEMS) -> str:

@@ -23,7 +23,7 @@ from ..engines import replay
 from ..machine import paths
 from ..model.tables import ConfigError
 from ..running import archive
-from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json
+from .common import Add, add_json, add_results, find_campaign, how_to_resume, optional_packages, print_json
 from .report import campaign_of
 from .results import tables_of, write_reports, write_tables
 
@@ -123,7 +123,8 @@ def _command(campaign: Campaign) -> str:
 
 
 def bundle_command(args: argparse.Namespace) -> int:
-    from userblk.analysis.page import write_report  # what draws figures takes long to load
+    with optional_packages():
+        from userblk.analysis.page import write_report  # what draws figures takes long to load
 
     directory = find_campaign(args.campaign, args.results)
     campaign = campaign_of(args.campaign, args.results)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from ..machine.packages import installing
 from ..model.tables import ConfigError
 
 EXIT_USAGE = 2
@@ -36,6 +37,22 @@ def lab_errors() -> Iterator[None]:
         yield
     except LabError as error:
         raise ConfigError(f"where=lab: {error}") from None
+
+
+OPTIONAL = {"jinja2": "python3-jinja2", "matplotlib": "python3-matplotlib"}  # modules, and Debian's packages
+
+
+@contextmanager
+def optional_packages() -> Iterator[None]:
+    """Raises ConfigError where one of those is needed that only reports and figures need."""
+    try:
+        yield
+    except ImportError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in OPTIONAL:
+            raise
+        remedy = f"run: {installing(OPTIONAL[module])}"
+        raise ConfigError(f"{module}: is not installed, and reports need it; {remedy}") from None
 
 
 def say(text: str) -> None:

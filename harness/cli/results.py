@@ -29,7 +29,17 @@ from ..model.plan import EXTRA, Plan, read_plan
 from ..model.tables import ConfigError
 from ..running import archive, hosts, stopping
 from ..running.runner import valid_summary
-from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say, write_file
+from .common import (
+    Add,
+    add_json,
+    add_results,
+    find_campaign,
+    how_to_resume,
+    optional_packages,
+    print_json,
+    say,
+    write_file,
+)
 
 FORMATS = ("terminal", "markdown", "csv", "csv-long", "latex", "html", "json")
 TYPESET = ("latex", "html")
@@ -87,7 +97,8 @@ def formatted(tables: Sequence[Table], reports: Sequence[Report], form: str, ci:
 def typeset(tables: Sequence[Table], form: str, ci: bool) -> str:
     if form == "latex":
         return latex.latex(tables, ci)
-    from userblk.analysis.html import html  # templates take long to load
+    with optional_packages():
+        from userblk.analysis.html import html  # templates take long to load
 
     return html(tables, ci)
 

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import shutil
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 from command_line import userblk
 from synthetic import SPEED, make_campaign
+from userblk.harness.cli.common import optional_packages
+from userblk.harness.cli.results import typeset
+from userblk.harness.model.tables import ConfigError
 
 SMALL = {"suite": "bdus-block", "systems": ["native", "nbdkit"], "workloads": ["seq-read-1th-4k"]}
 
@@ -181,3 +185,16 @@ def test_tables_show_half_widths_on_demand(results: Path, form: str) -> None:
     with_ci = userblk("table", "a", "--format", form, "--ci", cwd=results.parent)
     assert plain.returncode == with_ci.returncode == 0, plain.stderr + with_ci.stderr
     assert "seq-read-1th-4k" in plain.stdout and plain.stdout != with_ci.stdout
+
+
+def test_a_package_that_only_reports_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    monkeypatch.delitem(sys.modules, "userblk.analysis.html", raising=False)
+    with pytest.raises(ConfigError, match="jinja2: is not installed, and reports need it; run: "):
+        typeset([], "html", False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "userblk.analysis.figures", raising=False)
+    with pytest.raises(ConfigError, match="matplotlib: is not installed"), optional_packages():
+        import userblk.analysis.figures  # noqa: F401
+    with pytest.raises(ModuleNotFoundError), optional_packages():
+        import userblk.no_such_module  # noqa: F401
