@@ -8,7 +8,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from . import drawing
+from .palette import look
 from .report import ALL_HOSTS, NO_VALUE, Report, place, summaries_of
 from .statistics import Interval, quantile_interval
 from .summaries import SummaryError, lab_words
@@ -94,27 +97,23 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     ]
 
 
-def _draw(where: str, cells: Mapping[tuple[str, int], Samples], systems: Sequence[str], paths: Sequence[Path]) -> None:
+def _draw(where: str, cells: Mapping[tuple[str, int], Samples], systems: Sequence[str]) -> Any:
     """The share of disks by time, a row a measure and a column a number of disks."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     counts = sorted({disks for _, disks in cells})
-    figure = Figure(figsize=(3.2 * len(counts) + 1.5, 2.2 * len(MEASURES) + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(3.2 * len(counts) + 1.5, 2.2 * len(MEASURES) + 0.8)
     axes = figure.subplots(len(MEASURES), len(counts), squeeze=False)
     for row, (name, title) in enumerate(MEASURES.items()):
         axes[row][0].set_ylabel("share of the disks")
         for axis, disks in zip(axes[row], counts, strict=True):
-            for number, system in enumerate(systems):
+            for system in systems:
                 if (system, disks) in cells:
                     values = sorted(value for cycle in cells[system, disks][name] for value in cycle)
                     shares = [rank / len(values) for rank in range(1, len(values) + 1)]
-                    axis.step(values, shares, where="post", label=SYSTEMS.get(system, system), color=f"C{number}")
+                    style = {"color": look(system, systems).colour, "linestyle": look(system, systems).line}
+                    axis.step(values, shares, where="post", label=SYSTEMS.get(system, system), **style)
             axis.set_xscale("log")
             axis.set_title(f"{title}, " + ("1 disk" if disks == 1 else f"{disks} disks"), loc="left", fontsize=9)
             axis.set_xlabel("ms")
-    axes[0][0].legend(fontsize=7)
+    drawing.legend(axes.flat, axes[0][-1])
     figure.suptitle(f"Disks that come and go, {where}", fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    return figure

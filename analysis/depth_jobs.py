@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from . import drawing
 from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, some_text, summaries_of
 from .summaries import lab_words, read_json
 from .sweep import POINT, block_bytes
@@ -124,20 +126,16 @@ def _draw(
     where: str,
     cells: Mapping[tuple[Place, str, Point], Cell],
     systems: Sequence[str],
-    paths: Sequence[Path],
-) -> None:
+) -> Any:
     """A row a measure, a column a system; colours mean the same in all of a row, by the logarithm."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     here = [system for system in systems if any(key[:2] == (what, system) for key in cells)]
     points = {point for place, _, point in cells if place == what}
     depths, jobs = (sorted({point[axis] for point in points}) for axis in (0, 1))
     size = (0.75 * len(jobs) * len(here) + 2.5, (0.38 * len(depths) + 0.7) * len(MEASURES) + 0.8)
-    figure = Figure(figsize=(max(size[0], 6), size[1]), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(max(size[0], 6), size[1])
     axes = figure.subplots(len(MEASURES), len(here), sharex=True, sharey=True, squeeze=False)
     for row, (name, (title, _, more)) in enumerate(MEASURES.items()):
         grids = []
@@ -170,5 +168,4 @@ def _draw(
     figure.supylabel("depth of each job", fontsize=9)
     device, mode, block = what
     figure.suptitle(f"{mode} {block} on {DEVICES.get(device, device)}, {where}", fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    return figure

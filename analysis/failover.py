@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from . import drawing
 from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, some_text, summaries_of
 from .summaries import SummaryError, lab_words
 from .table import DEVICES, SYSTEMS, ordered
@@ -145,13 +146,9 @@ def mean_series(runs: Sequence[Run]) -> list[tuple[float, float]]:
     return [((number + 0.5) * width, fmean(rates)) for number, rates in sorted(bins.items())]
 
 
-def _draw(title: str, panels: Sequence[tuple[str, Sequence[Run]]], paths: Sequence[Path]) -> None:
+def _draw(title: str, panels: Sequence[tuple[str, Sequence[Run]]]) -> Any:
     """Throughput over time around the event, a panel a system: each run, and their mean."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 1.8 * len(panels) + 1.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(9, 1.8 * len(panels) + 1.2)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axis, (system, runs) in zip(axes, panels, strict=True):
         for run in runs:
@@ -166,5 +163,4 @@ def _draw(title: str, panels: Sequence[tuple[str, Sequence[Run]]], paths: Sequen
     axes[-1].set_xlim(left=max(-BEFORE_S, first))
     axes[-1].set_xlabel("seconds from the event")
     figure.suptitle(title, fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    return figure

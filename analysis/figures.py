@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from userblk.harness.observing.histogram import distribution
 
+from . import drawing
 from .palette import heat, look
 from .paper_cells import PaperCell
 from .raw import Band, CellDetails
@@ -26,30 +28,9 @@ from .render import signed, unit_text
 from .statistics import Interval
 from .table import DEVICES, METRICS, NATIVE, RATE, SYSTEMS, Metric, Table
 
-DPI = 200
 INCH = 25.4  # mm
 SIDE_BY_SIDE = 4  # systems whose names fit beside each other below bars
 WIDTH = 178 / INCH  # of a page with two columns
-SETTINGS = {
-    "svg.hashsalt": "userblk",
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "font.size": 7,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "lines.linewidth": 1.1,
-    "path.simplify": True,
-    "axes.unicode_minus": True,
-}
 # An axis of percentiles, where the distances to 100 % shrink by tens.
 PERCENTS = tuple(100 * (1 - 10 ** (-step / 16)) for step in range(65))  # 0 to 99.99
 NINES = (0.0, 90.0, 99.0, 99.9, 99.99)
@@ -67,7 +48,7 @@ class SystemRow:
 
 @dataclass(frozen=True)
 class Row:
-    """What a figure of one workload on one device shows. place: for the title; emulated: said there; metric: of bars."""
+    """What a figure of one workload on one device shows. place, emulated: for the title; metric: of the bars."""
 
     name: str
     place: str
@@ -90,13 +71,6 @@ def _title(figure: Figure, text: str, emulated: str) -> None:
     title = figure.suptitle(words, x=0.01, y=0.995, ha="left", va="top", fontsize=8)
     room, width = 0.98 * figure.bbox.width, title.get_window_extent().width
     title.set_fontsize(8 * min(1.0, room / width))
-
-
-def _save(figure: Figure, directory: Path, name: str) -> None:
-    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        temporary = directory / f"{name}.{kind}.new"
-        figure.savefig(temporary, format=kind, dpi=DPI, metadata=metadata)
-        temporary.rename(directory / f"{name}.{kind}")
 
 
 def _signed(value: float, decimals: int) -> str:
@@ -164,7 +138,7 @@ def heat_map(table: Table) -> Figure:
 
 
 def whiskers(table: Table, device: str) -> Figure:
-    """The differences to native of one device with their intervals, without native the means: a row for each workload."""
+    """One device's differences to native, or means where there is none, with intervals: a row for each workload."""
     systems = [system for system in table.systems if system != NATIVE]
     rows = [workload for one, workload in table.rows if one == device]
     figure = _figure(26 + 6.2 * len(rows))
@@ -235,10 +209,9 @@ def _difference_scale(axes: Any, metric: Metric, values: Sequence[float]) -> Non
 
 def _handle(system: str, systems: Sequence[str], line: bool) -> Any:
     style = look(system, systems)
-    dashes = (0, style.dash) if style.dash else "-"
     return matplotlib.lines.Line2D(
         [], [], color=style.colour, marker="" if line else style.marker, ms=4, mec="none",
-        ls=dashes if line else "none", label=SYSTEMS.get(system, system),
+        ls=style.line if line else "none", label=SYSTEMS.get(system, system),
     )  # fmt: skip
 
 
@@ -395,8 +368,8 @@ class _Task:
     directory: Path
 
     def run(self) -> None:
-        with matplotlib.rc_context(SETTINGS):
-            _save(self.draw(*self.arguments), self.directory, self.name)
+        paths = [self.directory / f"{self.name}.{kind}" for kind in drawing.METADATA]
+        drawing.write(partial(self.draw, *self.arguments), paths)
 
 
 def _run(task: _Task) -> None:

@@ -7,9 +7,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean, geometric_mean
+from textwrap import wrap
+from typing import Any
 
+from . import drawing
 from .palette import look
 from .report import NO_VALUE, Report, interval_fields, interval_text
 from .statistics import Interval, mean_interval
@@ -19,6 +21,7 @@ from .table import DEVICES, METRICS, SYSTEMS, Metric, ordered
 HEADS = "campaign created commit measured system metric unit cells value ci_low ci_high change_percent"
 SHOWN_METRICS = {"throughput": METRICS[0], "latency": METRICS[1]}
 COMMIT = 8  # digits of one that tables show
+TITLE = 90  # letters of a line of a figure's title
 
 Cell = tuple[str, str, str, str]  # host ("" where each campaign has one), suite, device, workload
 
@@ -91,16 +94,38 @@ def _measured(campaign: Campaign) -> str:
     return max((run.emulated for run in campaign.runs), default="") or REAL
 
 
-def _unlike(campaigns: Sequence[Campaign]) -> list[str]:
-    """Hosts, profiles, kernels and parameters, where not all have the same."""
-    told = []
+def _unlike(campaigns: Sequence[Campaign]) -> dict[str, str]:
+    """Hosts, profiles, kernels and parameters, where not all have the same: by name, with what each has."""
+    told = {}
     for name in ("host", "profile", "kernel"):
         found = [", ".join(sorted({getattr(run, name) for run in one.runs if getattr(run, name)})) for one in campaigns]
         if len(values := dict.fromkeys(found)) > 1:
-            told.append(f"{name} {', '.join(value or 'unknown' for value in values)}")
+            told[name] = f" {', '.join(value or 'unknown' for value in values)}"
     for name, each in asked_otherwise(campaigns).items():
-        told.append(f"{name}: {' -> '.join(value or NO_VALUE for value in dict.fromkeys(each))}")
+        told[name] = f": {' -> '.join(value or NO_VALUE for value in dict.fromkeys(each))}"
     return told
+
+
+def _left_out(
+    campaigns: Sequence[Campaign],
+    found: Mapping[str, object],
+    metric: Metric,
+    device: str | None,
+    workload: str | None,
+) -> list[str]:
+    """Notes on systems without a cell that all of their campaigns have, and on values that have no geometric mean."""
+    asked = [
+        run
+        for campaign in campaigns
+        for run in campaign.runs
+        if run.valid and metric.id in run.metrics and device in (None, run.device) and workload in (None, run.workload)
+    ]
+    notes = []
+    if gone := [SYSTEMS.get(name, name) for name in ordered({run.system for run in asked} - set(found), SYSTEMS)]:
+        notes.append(f"Left out, as no cell is in all campaigns that have the system: {', '.join(gone)}.")
+    if none := sum(run.metrics[metric.id] <= 0 for run in asked):
+        notes.append(f"Left out, as they are 0 or less: {none} of {len(asked)} values.")
+    return notes
 
 
 def history(
@@ -130,9 +155,19 @@ def history(
         cells = {SYSTEMS.get(name, name): next(p.cells for p in line if p) for name, line in found.items()}
         counted = ", ".join(f"{name} {count}" for name, count in cells.items())
         notes.append(f"Geometric mean over the cells that all campaigns have of a system: {counted}.")
-    kinds = sorted({_measured(campaign) for campaign in campaigns})
-    if unlike := kinds * (len(kinds) > 1) + _unlike(campaigns):
-        notes.append(f"NOT measured alike: {'; '.join(unlike)}.")
+    each = [_measured(campaign) for campaign in campaigns]
+    kinds = sorted(set(each))
+    unlike = _unlike(campaigns)
+    names = [campaign.name for campaign in campaigns]
+    drawn = title if kinds == [REAL] else f"{title}\n{kinds[0]}"
+    if len(kinds) > 1:
+        unlike = dict.fromkeys(kinds, "") | unlike
+        names = [f"{name}\n{kind}" for name, kind in zip(names, each, strict=True)]
+        drawn = title
+    if unlike:
+        notes.append(f"NOT measured alike: {'; '.join(f'{name}{values}' for name, values in unlike.items())}.")
+        drawn += f"\nNOT measured alike: {', '.join(unlike)}"
+    notes += _left_out(campaigns, found, metric, device, workload)
     notes += changes_of_all(campaigns)
     return Report(
         "history",
@@ -143,30 +178,30 @@ def history(
         tuple(HEADS.split()),
         tuple(records),
         emulated="" if kinds == [REAL] else kinds[0],
-        figures={"history": partial(_draw, title, [campaign.name for campaign in campaigns], found)},
+        figures={"history": partial(_draw, drawn, names, found)},
     )
 
 
-def _draw(title: str, names: Sequence[str], found: Mapping[str, Sequence[Point | None]], paths: Sequence[Path]) -> None:
+def _draw(title: str, names: Sequence[str], found: Mapping[str, Sequence[Point | None]]) -> Any:
     """A line for each system, a place for each campaign."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(max(5.0, 0.5 * len(names) + 2), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(max(6.0, 0.5 * len(names) + 3), 4.0)
     axes = figure.subplots()
+    shown: list[Interval] = []
     for system, line in found.items():
         style = look(system, list(found))
-        held = [(at, point.value) for at, point in enumerate(line) if point]
+        held = [(at, point) for at, point in enumerate(line) if point]
+        shown += [point.value for _, point in held if point.cells == 1]
         axes.errorbar(
             [at for at, _ in held],
-            [value.value for _, value in held],
-            [value.half or 0.0 for _, value in held],
-            marker=style.marker, markersize=4, capsize=3, color=style.colour, label=SYSTEMS.get(system, system),
+            [point.value.value for _, point in held],
+            drawing.half_widths([point.value for _, point in held]),
+            marker=style.marker, linestyle=style.line, markersize=4, capsize=3, color=style.colour,
+            label=SYSTEMS.get(system, system),
         )  # fmt: skip
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=7)
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=7)
-    figure.suptitle(title, fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    drawing.legend([axes], axes)
+    first, *rest = title.splitlines()
+    lines = [first + (drawing.intervals_text(shown) if shown else ""), *rest]
+    figure.suptitle("\n".join(part for line in lines for part in wrap(line, TITLE)), fontsize=9)
+    return figure

@@ -21,6 +21,11 @@ class Look:
     dash: tuple[float, ...]
     marker: str
 
+    @property
+    def line(self) -> tuple[int, tuple[float, ...]] | str:
+        """As matplotlib's style of a line."""
+        return (0, self.dash) if self.dash else "-"
+
 
 LOOKS = {
     NATIVE: Look("#000000", (), "o"),
@@ -36,6 +41,9 @@ OTHERS = (
     Look("#999933", (2, 1), "<"),
     Look("#882255", (4, 1, 2, 1), ">"),
     Look("#44aa99", (2, 2), "h"),
+    Look("#332288", (8, 2), "p"),
+    Look("#117733", (5, 1.5, 1, 1.5), "*"),
+    Look("#aa4499", (3, 2, 3, 4), "d"),
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from userblk.harness.observing.warmup import DRIFT_LIMIT, EXCURSION_LIMIT
 
+from . import drawing
 from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
 from .summaries import lab_words
 from .table import DEVICES, SYSTEMS, ordered
@@ -90,15 +91,10 @@ def _draw(
     where: str,
     runs: Mapping[Key, Sequence[Mapping[str, Any]]],
     systems: Sequence[str],
-    paths: Sequence[Path],
-) -> None:
+) -> Any:
     """A panel a system: every round, the window with its mean, the limits of the excursion and the line through it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     here = [system for system in systems if (*what, system) in runs]
-    figure = Figure(figsize=(max(3.0 * len(here) + 0.8, 4.5), 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(max(3.0 * len(here) + 0.8, 4.5), 3.2)
     axes = figure.subplots(1, len(here), squeeze=False)[0]
     for axis, system in zip(axes, here, strict=True):
         for number, run in enumerate(runs[*what, system]):
@@ -119,8 +115,7 @@ def _draw(
         axis.set_xlabel("round")
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].set_ylabel("kop/s")
-    axes[0].legend(fontsize=7)
+    drawing.legend(axes, axes[-1])
     device, workload = what
     figure.suptitle(f"{workload} on {DEVICES.get(device, device)}, rounds until steady, {where}", fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    return figure

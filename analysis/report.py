@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from . import drawing
 from .statistics import Interval, mean_interval
 from .summaries import EXTRA, SCHEMA, SummaryError, lab_words, warnings_note
 
@@ -29,7 +30,7 @@ INTERVALS = "±: half width of the 95 % confidence interval; a single run has no
 class Report:
     """rows: for people; records: of the CSV, in full precision. name: of its files.
 
-    figures: by name, called with the path of each file to make.
+    figures: by name, what draws them.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Report:
     heads: tuple[str, ...]
     records: tuple[tuple[str, ...], ...]
     emulated: str = ""  # as Run.emulated
-    figures: Mapping[str, Callable[[Sequence[Path]], None]] = field(default_factory=dict)
+    figures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
 
 def size_text(size: int) -> str:
@@ -157,7 +158,7 @@ def draw(reports: Sequence[Report], directory: Path) -> list[str]:
     names = []
     for report in reports:
         for name, figure in report.figures.items():
-            paths = [directory / f"{name}.{form}" for form in ("png", "svg")]
-            figure(paths)
+            paths = [directory / f"{name}.{kind}" for kind in drawing.METADATA]
+            drawing.write(figure, paths)
             names += [path.name for path in paths]
     return names

@@ -7,9 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from userblk.harness.observing.histogram import tail_metric
 
+from . import drawing
+from .palette import look
 from .report import (
     ALL_HOSTS,
     INTERVALS,
@@ -22,6 +25,7 @@ from .report import (
     some_text,
     summaries_of,
 )
+from .statistics import Interval
 from .summaries import lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
@@ -106,40 +110,38 @@ def _row(key: Key, cell: Cell, broken: bool) -> tuple[str, ...]:
     )
 
 
-def _draw(
-    device: str, mode: str, where: str, cells: Mapping[Key, Cell], systems: Sequence[str], paths: Sequence[Path]
-) -> None:
+def _draw(device: str, mode: str, where: str, cells: Mapping[Key, Cell], systems: Sequence[str]) -> Any:
     """A panel a percentile, a curve a system, over what was offered in absolute terms."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.6 * len(PERCENTILES) + 0.5, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(3.6 * len(PERCENTILES) + 0.5, 3.6)
     axes = figure.subplots(1, len(PERCENTILES), sharey=True, squeeze=False)[0]
-    drawn: list[float] = []
+    shown: list[Interval] = []
     for axis, percent in zip(axes, PERCENTILES, strict=True):
-        for number, system in enumerate(systems):
+        for system in systems:
             line = []
             for key in sorted(cells):
                 if key[:3] == (device, mode, system) and (latency := interval_of(cells[key][tail_metric(percent)])):
                     offered = interval_of(cells[key]["offered"])
-                    line.append((offered.value if offered else 0.0, latency.value, latency.half or 0.0))
+                    line.append((offered.value if offered else 0.0, latency))
             if line:
-                x, y, half = zip(*line, strict=True)
-                drawn += y
-                below = [min(one, value * (1 - LEAST)) for one, value in zip(half, y, strict=True)]
-                style = {"marker": "o", "markersize": 3, "capsize": 2, "linewidth": 1.4, "elinewidth": 0.8}
-                label = SYSTEMS.get(system, system)
-                axis.errorbar(x, y, (below, half), color=f"C{number}", label=label, **style)
+                x, latencies = zip(*line, strict=True)
+                shown += latencies
+                y = [latency.value for latency in latencies]
+                half = drawing.half_widths(latencies)
+                below = [min(one, value * (1 - LEAST)) for one, value in zip(half, y, strict=True)] if half else None
+                own = look(system, systems)
+                style = {"color": own.colour, "linestyle": own.line, "marker": own.marker}
+                sizes = {"markersize": 3, "capsize": 2, "linewidth": 1.4, "elinewidth": 0.8}
+                axis.errorbar(x, y, half and (below, half), label=SYSTEMS.get(system, system), **style, **sizes)
         axis.set_yscale("log")
         axis.set_xlim(left=0)
         axis.set_title(f"p{percent:g}", fontsize=9)
         axis.set_xlabel("offered load, kop/s")
         axis.grid(alpha=0.3)
-    if drawn:  # by the means: an interval of few runs may reach to 0 and beyond all of them
+    # By the means: an interval of few runs may reach to 0 and beyond all of them.
+    if drawn := [latency.value for latency in shown]:
         axes[0].set_ylim(min(drawn) / 2, max(drawn) * 2)
     axes[0].set_ylabel("latency from the intended start, us")
-    axes[0].legend(fontsize=7)
-    figure.suptitle(f"{mode} on {DEVICES.get(device, device)}, open loop, {where}", fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    drawing.legend(axes, axes[-1])
+    what = f"{mode} on {DEVICES.get(device, device)}, open loop, {where}"
+    figure.suptitle(what + drawing.intervals_text(shown), fontsize=10)
+    return figure

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from . import drawing
+from .palette import look
 from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, size_text, summaries_of
 from .statistics import Interval
 from .summaries import SummaryError, lab_words
@@ -150,20 +152,16 @@ def _text(interval: Interval | None) -> str:
     return f"{interval.value:.{digits}f}" + ("" if half is None else f" ±{half:.{digits}f}")
 
 
-def _draw(title: str, axis: str, samples: Samples, series: Sequence[Series], store: str, paths: Sequence[Path]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+def _draw(title: str, axis: str, samples: Samples, series: Sequence[Series], store: str) -> Any:
     here = {where: rates for where, rates in sorted(samples.items()) if where.store == store}
     panels = sorted({where.panel(axis) for where in here})
     depths = sorted({depth for depth, _, _ in panels})
     columns = sorted({(jobs, size) for _, jobs, size in panels})
     size = (WIDTH * len(columns) + 2, HEIGHT * len(depths) + 1)
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(*size)
     axes = figure.subplots(len(depths), len(columns), sharey=True, squeeze=False)
     systems = list(dict.fromkeys(system for system, _ in series))
-    lines = {}
+    shown: list[Interval] = []
     for panel in panels:
         depth, jobs, block = panel
         one = axes[depths.index(depth), columns.index((jobs, block))]
@@ -172,13 +170,16 @@ def _draw(title: str, axis: str, samples: Samples, series: Sequence[Series], sto
         for system, mode in series:
             points = [(w.x(axis), mean) for w in places if (mean := interval_of(here[w].get((system, mode), [])))]
             if points:
-                lines[_head((system, mode))] = one.errorbar(
+                shown += [mean for _, mean in points]
+                own = look(system, systems)
+                one.errorbar(
                     [ticks[x] for x, _ in points],
                     [mean.value for _, mean in points],
-                    [mean.half or 0.0 for _, mean in points],
-                    color=f"C{systems.index(system)}",
+                    drawing.half_widths([mean for _, mean in points]),
+                    color=own.colour,
                     linestyle="-" if mode.startswith("seq") else "--",
-                    marker="o",
+                    marker=own.marker,
+                    label=_head((system, mode)),
                     markersize=3,
                     capsize=2,
                 )
@@ -187,7 +188,6 @@ def _draw(title: str, axis: str, samples: Samples, series: Sequence[Series], sto
         one.set_title(f"depth {depth}, " + (f"jobs {jobs}" if jobs else f"blocks of {size_text(block)}"), fontsize=9)
     figure.supylabel("MB/s", fontsize=9)
     figure.supxlabel(AXES[axis], fontsize=9)
-    axes[0, -1].legend(lines.values(), lines.keys(), loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=7)
-    figure.suptitle(title, fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+    drawing.legend(axes.flat, axes[0, -1])
+    figure.suptitle(title + drawing.intervals_text(shown), fontsize=10)
+    return figure

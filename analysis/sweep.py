@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 
 from userblk.harness.machine.paths import CONFIGS
 
+from . import drawing
+from .palette import look
 from .papers import papers_of
 from .report import (
     ALL_HOSTS,
@@ -26,6 +28,7 @@ from .report import (
     size_text,
     summaries_of,
 )
+from .statistics import Interval
 from .summaries import lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
@@ -173,48 +176,37 @@ def _draw_points(
     where: str,
     points: dict[tuple[str, int, int, int], Samples],
     systems: Sequence[str],
-    paths: Sequence[Path],
-) -> None:
+) -> Any:
     """A row a depth, a column a number of jobs, as the thesis's figures."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     depths = sorted({depth for m, depth, _, _ in points if m == mode})
     jobs = sorted({count for m, _, count, _ in points if m == mode})
-    figure = Figure(figsize=(3.2 * len(jobs) + 1.5, 2.2 * len(depths) + 1), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(3.2 * len(jobs) + 1.5, 2.2 * len(depths) + 1)
     axes = figure.subplots(len(depths), len(jobs), sharex=True, sharey=True, squeeze=False)
     for row, depth in enumerate(depths):
         for column, count in enumerate(jobs):
             axis = axes[row, column]
             sizes = sorted(size for m, d, c, size in points if (m, d, c) == (mode, depth, count))
-            for number, system in enumerate(systems):
+            for system in systems:
                 means = [interval_of(points[mode, depth, count, size].get(system, [])) for size in sizes]
                 line = [(size, mean.value) for size, mean in zip(sizes, means, strict=True) if mean]
                 if line:
-                    label = SYSTEMS.get(system, system)
-                    axis.plot(*zip(*line, strict=True), marker="o", markersize=3, color=f"C{number}", label=label)
+                    axis.plot(*zip(*line, strict=True), markersize=3, **_style(system, systems))
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [size_text(size) for size in sizes])
             axis.set_title(f"depth {depth}, jobs {count}", fontsize=9)
     figure.supylabel("GB/s", fontsize=9)
     figure.supxlabel("block size", fontsize=9)
-    _finish(figure, axes[0, 0], f"null devices, {mode}, {where}", paths)
+    return _finished(figure, axes.flat, axes[0, -1], f"null devices, {mode}, {where}")
 
 
-def _draw_scaling(
-    where: str, scaling: dict[tuple[str, int], Samples], systems: Sequence[str], paths: Sequence[Path]
-) -> None:
+def _draw_scaling(where: str, scaling: dict[tuple[str, int], Samples], systems: Sequence[str]) -> Any:
     """A panel a mode, throughput over CPUs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     modes = sorted({mode for mode, _ in scaling})
-    figure = Figure(figsize=(4 * len(modes) + 1.5, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = drawing.new_figure(4 * len(modes) + 1.5, 3.6)
     axes = figure.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+    shown: list[Interval] = []
     for axis, mode in zip(axes, modes, strict=True):
-        for number, system in enumerate(systems):
+        for system in systems:
             line = [
                 (cpus, interval)
                 for (m, cpus), samples in sorted(scaling.items())
@@ -224,23 +216,31 @@ def _draw_scaling(
                 axis.errorbar(
                     [cpus for cpus, _ in line],
                     [interval.value for _, interval in line],
-                    [interval.half or 0.0 for _, interval in line],
-                    marker="o", markersize=4, capsize=3, color=f"C{number}", label=SYSTEMS.get(system, system),
+                    drawing.half_widths([interval for _, interval in line]),
+                    markersize=4, capsize=3, **_style(system, systems),
                 )  # fmt: skip
+                shown += [interval for _, interval in line]
         axis.set_xticks(sorted({cpus for m, cpus in scaling if m == mode}))
         axis.set_xlabel("CPUs")
         axis.set_title(mode, fontsize=9)
     axes[0].set_ylabel("GB/s")
-    _finish(figure, axes[0], f"null devices, 64 KiB, depth 4, a job per CPU, {where}", paths)
+    title = f"null devices, 64 KiB, depth 4, a job per CPU, {where}{drawing.intervals_text(shown)}"
+    return _finished(figure, axes, axes[-1], title)
 
 
-def _finish(figure: Any, axis: Any, title: str, paths: Sequence[Path]) -> None:
+def _style(system: str, systems: Sequence[str]) -> dict[str, Any]:
+    """Of a system's line."""
+    own = look(system, systems)
+    label = SYSTEMS.get(system, system)
+    return {"color": own.colour, "linestyle": own.line, "marker": own.marker, "label": label}
+
+
+def _finished(figure: Any, axes: Iterable[Any], last: Any, title: str) -> Any:
     """
-    Legend, title and files of a matplotlib figure, for which there are no types. All axes share axis's y, whose
-    beginning is set when all has been drawn: that fixes its end, too.
+    The same figure with legend and title. All axes share the y of the last one, whose beginning is set when all has
+    been drawn: that fixes its end, too.
     """
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7)
+    last.set_ylim(bottom=0)
+    drawing.legend(axes, last)
     figure.suptitle(title, fontsize=10)
-    for path in paths:
-        figure.savefig(path, dpi=150)
+    return figure

@@ -12,15 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from userblk.analysis import agreement, compare, history, paper, report
+from userblk.analysis import agreement, compare, drawing, history, paper, report
 from userblk.analysis.papers import paper_names
 from userblk.analysis.summaries import Campaign, changes_of_all, read_campaign
 from userblk.analysis.tabulate import make_tables
 
 from ..machine import paths
-from ..machine.packages import installing
 from ..model.tables import ConfigError
-from .common import Add, add_json, add_results, find_campaign, how_to_resume, print_json, say
+from .common import (
+    Add,
+    add_json,
+    add_results,
+    find_campaign,
+    how_to_resume,
+    optional_packages,
+    print_json,
+    say,
+)
 
 GATE_CLOSED = 3  # exit code
 FIGURES = (".png", ".svg")
@@ -87,16 +95,16 @@ def history_command(args: argparse.Namespace) -> int:
     if args.output:
         (draw,) = one.figures.values()
         try:
-            draw([args.output])
-        except ImportError:
-            raise ConfigError(f"output: figures need matplotlib; run: {installing('python3-matplotlib')}") from None
+            with optional_packages():
+                drawing.write(draw, [args.output])
         except OSError as error:
             raise ConfigError(f"output={args.output}: {error.strerror}; name a file that can be written") from None
     return 0
 
 
 def report_command(args: argparse.Namespace) -> int:
-    from userblk.analysis.page import write_report  # what draws figures takes long to load
+    with optional_packages():
+        from userblk.analysis.page import write_report  # what draws figures takes long to load
 
     campaign = campaign_of(args.campaign, args.results)
     output = args.output or campaign.directory / "report"

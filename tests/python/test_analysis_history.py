@@ -79,6 +79,37 @@ def test_what_differs_beside_the_code_is_said(tmp_path: Path) -> None:
     assert "NOT measured alike: warm_up: - -> found; choices: - -> files: 7." in notes
 
 
+def test_the_figure_says_where_it_was_measured_and_what_is_unlike(tmp_path: Path) -> None:
+    first, second = campaigns(tmp_path, 1.0, 1.4)
+    throughput = history.SHOWN_METRICS["throughput"]
+    assert "EMULATED (lab)" in history.history([first, second], throughput).figures["history"]()._suptitle.get_text()
+    other = replace(second, runs=tuple(replace(run, emulated="", kernel="7.0") for run in second.runs))
+    figure = history.history([first, other], throughput).figures["history"]()
+    title = " ".join(figure._suptitle.get_text().split())
+    assert title.endswith("NOT measured alike: EMULATED (lab), measured on a host's devices, kernel")
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["day1\nEMULATED (lab)", "day2\nmeasured on a host's devices"]
+
+
+def test_what_is_left_out_is_named(tmp_path: Path) -> None:
+    first, second = campaigns(tmp_path, 1.0, 1.4)
+    throughput = history.SHOWN_METRICS["throughput"]
+    apart = replace(
+        second,
+        runs=tuple(run for run in second.runs if run.system == "native" or run.workload == WORKLOADS[0]),
+    )
+    before = replace(
+        first, runs=tuple(run for run in first.runs if run.system == "native" or run.workload == WORKLOADS[1])
+    )
+    one = history.history([before, apart], throughput)
+    assert one.columns[2:] == ("Native",)
+    assert "Left out, as no cell is in all campaigns that have the system: nbdkit." in one.notes
+    zero = replace(first.runs[0], metrics=first.runs[0].metrics | {throughput.id: 0.0})
+    notes = history.history([replace(first, runs=(zero, *first.runs[1:])), second], throughput).notes
+    assert f"Left out, as they are 0 or less: 1 of {2 * len(first.runs)} values." in notes
+
+
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     campaigns(tmp_path, 1.0, 0.8)
     figure = tmp_path / "history.svg"

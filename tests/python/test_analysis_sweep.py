@@ -6,10 +6,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from userblk.analysis import report, sweep
+from userblk.analysis.table import SYSTEMS
 from userblk.harness.engines.fio import argv
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, Plan, estimate, make_plan
@@ -119,21 +119,50 @@ def test_a_campaign_without_it_has_no_report(tmp_path: Path) -> None:
     assert [one.name for one in sweep.reports(tmp_path)] == ["buse-null"]
 
 
-def test_panels_show_the_highest_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_of_one_panel_is_in_the_legend_with_a_look_of_its_own(tmp_path: Path) -> None:
+    """There are seven null devices, and not all run at each number of CPUs or of jobs."""
+    systems = [name for name in SYSTEMS if name.endswith("-null")]
+    assert len(systems) == 7
+    for jobs, system in enumerate(systems, 1):
+        write_run(tmp_path, system, f"read-{jobs}j-4d-4k", 1, 100.0)
+        write_run(tmp_path, system, "read-1cpu" if jobs == 1 else "write-1cpu", 1, 100.0)
+    for one in sweep.reports(tmp_path):
+        (draw,) = one.figures.values()
+        figure = draw()
+        (legend,) = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+        assert {text.get_text() for text in legend.get_texts()} == {SYSTEMS[name] for name in systems}
+        lines = [line for axes in figure.axes for line in axes.get_lines() if line.get_marker() not in "_|"]
+        assert len({line.get_color() for line in lines}) == len({line.get_marker() for line in lines}) == 7
+
+
+def test_a_single_run_has_no_interval_of_width_0(tmp_path: Path) -> None:
+    write_run(tmp_path, "ublk-null", "read-1cpu", 1, 100.0)
+    (one,) = sweep.reports(tmp_path)
+    figure = one.figures["buse-null-scaling"]()
+    assert figure._suptitle.get_text().endswith(", single runs")
+    assert not [path for axes in figure.axes for bars in axes.collections for path in bars.get_paths()]
+    write_run(tmp_path, "ublk-null", "read-1cpu", 2, 110.0)
+    (one,) = sweep.reports(tmp_path)
+    assert one.figures["buse-null-scaling"]()._suptitle.get_text().endswith(", 95 % confidence intervals")
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    write_run(tmp_path, "ublk-null", "read-1cpu", 1, 100.0)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        report.draw(sweep.reports(tmp_path), tmp_path / name)
+    for kind in ("svg", "png"):
+        one, other = (tmp_path / name / f"buse-null-scaling.{kind}" for name in ("one", "other"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_panels_show_the_highest_of_all(tmp_path: Path) -> None:
     """They share an axis, of which the first one drawn must not fix the end."""
     for depth, mbps in ((1, 100.0), (16, 5000.0)):
         write_run(tmp_path, "ublk-null", f"read-1j-{depth}d-1m", 1, mbps)
     for mode, mbps in (("read", 100.0), ("write", 5000.0)):
         write_run(tmp_path, "ublk-null", f"{mode}-1cpu", 1, mbps)
-    figures: list[Any] = []
-    finish = sweep._finish
-
-    def seen(figure: Any, *rest: Any) -> None:
-        finish(figure, *rest)
-        figures.append(figure)
-
-    monkeypatch.setattr(sweep, "_finish", seen)
-    report.draw(sweep.reports(tmp_path), tmp_path)
+    figures = [draw() for one in sweep.reports(tmp_path) for draw in one.figures.values()]
     assert len(figures) == 2
     for figure in figures:
         assert {axis.get_ylim()[0] for axis in figure.axes} == {0.0}

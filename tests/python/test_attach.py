@@ -17,6 +17,7 @@ from threading import Timer
 import pytest
 from interrupted import interrupts
 from userblk.analysis import attach as analysis
+from userblk.analysis import drawing
 from userblk.analysis.statistics import Interval, quantile_interval
 from userblk.analysis.summaries import SummaryError
 from userblk.harness.engines import WorkloadError, attach
@@ -117,7 +118,7 @@ def test_the_table_and_the_figure(tmp_path: Path) -> None:
     assert one.rows[2][4] == "416.0 [136.0, 704.0]"
     assert len(one.records) == 18 and {len(record) for record in one.records} == {len(one.heads)}
     paths = [tmp_path / "attach.png", tmp_path / "attach.svg"]
-    one.figures["attach"](paths)
+    drawing.write(one.figures["attach"], paths)
     assert paths[0].read_bytes()[1:4] == b"PNG" and "<svg" in paths[1].read_text()
     (directory / attach.SAMPLES).write_text(json.dumps({name: [0.1] * 15 for name in attach.MEASURES}))
     with pytest.raises(SummaryError, match="15 samples are no whole number of cycles of 8 disks"):

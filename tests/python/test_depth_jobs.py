@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from userblk.analysis import depth_jobs, report
@@ -49,7 +48,7 @@ def write_run(campaign: Path, system: str, depth: int, jobs: int, kops: float) -
     (directory / "DONE").touch()
 
 
-def test_heat_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heat_maps(tmp_path: Path) -> None:
     assert depth_jobs.reports(tmp_path) == []
     for system, best in (("native", 400.0), ("ublk-uring", 200.0)):
         for depth in (1, 8, 32):
@@ -60,10 +59,8 @@ def test_heat_maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(one.rows) == 11
     assert one.rows[0] == ("NVMe", "rand-read", "4k", "Native", "1", "1", "24.2", "41.3", "82.53")  # 2 CPUs of 4 busy
     assert report.as_csv(one).count("cpu_us_per_request") == 11
-    figures: list[Any] = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
-    report.draw([one], tmp_path)
-    panels = [axis for axis in figures[0].axes if axis.images]
+    (draw,) = one.figures.values()
+    panels = [axis for axis in draw().axes if axis.images]
     assert [len(axis.texts) for axis in panels] == [6, 5] * 3
     assert panels[0].get_title() == "Native" and panels[0].texts[0].get_text() == "24.2"
     limits = [axis.images[0].get_clim() for axis in panels]

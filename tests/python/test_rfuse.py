@@ -14,7 +14,8 @@ import pytest
 import runner_process as runner
 from loops import MIB, loop_for_fuse
 from synthetic import make_campaign
-from userblk.analysis.figures import SETTINGS, Row, SystemRow, details, heat_map, scatter, whiskers
+from userblk.analysis.drawing import SETTINGS
+from userblk.analysis.figures import Row, SystemRow, details, heat_map, scatter, whiskers
 from userblk.analysis.paper import PaperComparison, compare_with_paper
 from userblk.analysis.paper_cells import Verdict
 from userblk.analysis.paper_claims import ClaimVerdict
