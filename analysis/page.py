@@ -7,6 +7,7 @@ they are asked for, so that thousands of runs open as fast as ten. Nothing in it
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from .paper_claims import ClaimResult, ClaimVerdict
 from .papers import Paper
 from .raw import CellDetails, Key, cell_details
 from .render import signed, unit_text
-from .report import Report
+from .report import Report, draw
 from .statistics import Interval
 from .suites import reports_of
 from .summaries import Campaign, Run, SummaryError, campaign_warnings, lab_banner, lost_of, missing_of
@@ -36,6 +37,7 @@ from .tabulate import make_tables, tail_table
 
 PAGE = "report.html"
 FIGURES = "figures"
+LIST = "figures.txt"  # the names of those that are the report's
 LISTED = 200  # invalid runs, kinds of warnings and problems that are listed; the rest is counted
 SHOWN_PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 # The page's axis of latency: closer towards 100 %, where the tail is.
@@ -405,15 +407,36 @@ def write_report(campaign: Campaign, output: Path, configs: Path) -> list[Path]:
         raise SummaryError(f"{campaign.directory}: has no run that a table holds, so there is nothing to report")
     cells, problems = cell_details(campaign)
     rows = _figure_rows(campaign, tables, cells)
-    output.mkdir(parents=True, exist_ok=True)
-    page = output / PAGE
-    temporary = page.with_name(f"{PAGE}.new")
     besides = compare_with_papers(campaign, tables, configs)
     words = max(run.emulated for run in campaign.runs)
-    flames = flame.write_flames(campaign.directory, output / FIGURES, words)
-    temporary.write_text(render(campaign, tables, rows, problems, besides, others, flames), encoding="utf-8")
-    temporary.rename(page)
-    figures.write_figures(tables, rows, [cell for one in besides for cell in one.cells], output / FIGURES)
-    for name, draw in (figure for one in others for figure in one.figures.items()):
-        draw([output / FIGURES / f"{name}.png"])
+    page, drawn = output / PAGE, output / f"{FIGURES}.new"
+    temporary = page.with_name(f"{PAGE}.new")
+    output.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(drawn, ignore_errors=True)  # of one that was killed
+    try:
+        flames = flame.write_flames(campaign.directory, drawn, words)
+        figures.write_figures(tables, rows, [cell for one in besides for cell in one.cells], drawn)
+        draw(others, drawn)
+        temporary.write_text(render(campaign, tables, rows, problems, besides, others, flames), encoding="utf-8")
+        _replace_figures(drawn, output)
+        temporary.rename(page)
+    finally:
+        temporary.unlink(missing_ok=True)
+        shutil.rmtree(drawn, ignore_errors=True)
     return [page, output / FIGURES]
+
+
+def _replace_figures(drawn: Path, output: Path) -> None:
+    """Put all that was drawn in the place of what an earlier report listed, and leave the files of others alone."""
+    names = sorted(str(path.relative_to(drawn)) for path in drawn.rglob("*") if path.is_file())
+    listed = output / LIST
+    former = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
+    # Until all is done, both: an interrupted report leaves nothing that no later one removes.
+    listed.write_text("".join(f"{name}\n" for name in sorted({*former, *names})), encoding="utf-8")
+    for name in names:
+        target = output / FIGURES / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (drawn / name).replace(target)
+    for name in set(former) - set(names):
+        (output / FIGURES / name).unlink(missing_ok=True)
+    listed.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")

@@ -169,6 +169,30 @@ def test_it_comes_out_the_same(report: Path, tmp_path: Path) -> None:
     assert digests(again) == first
 
 
+def test_a_report_that_fails_leaves_the_former_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page beside figures of other numbers says what was never measured."""
+    campaign = make_campaign(tmp_path, suite="bdus-block", repetitions=1, systems=["native", "nbdkit"],
+                             workloads=["seq-read-1th-4k"])  # fmt: skip
+    output = tmp_path / "out"
+    write_report(read_campaign(campaign), output, CONFIGS)
+    mine, stale = output / "figures/mine.png", output / "figures/nvme-bdus-block-seq-read-1th-4k.svg"
+    mine.write_text("of the user")
+    before = digests(output)
+
+    def fails(*_: object) -> None:
+        raise OSError("no room")
+
+    for name in ("render", "draw"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
+            patch.setattr(f"userblk.analysis.page.{name}", fails)
+            write_report(read_campaign(campaign), output, CONFIGS)
+        assert digests(output) == before
+    assert stale.exists()
+    shutil.rmtree(campaign / "nowhere/nvme")
+    write_report(read_campaign(campaign), output, CONFIGS)
+    assert mine.exists() and not stale.exists() and (output / "figures/sata-bdus-block-seq-read-1th-4k.svg").exists()
+
+
 def test_an_aa_control_is_judged(tmp_path: Path) -> None:
     campaign = make_campaign(tmp_path, systems=["native", "nbdkit"], suite="bdus-block", repetitions=4,
                              workloads=["seq-read-1th-4k", "rand-read-1th-4k"])  # fmt: skip
