@@ -12,10 +12,9 @@ from enum import Enum
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table as Grid
 from rich.text import Text
 
-from .render import ends, new_grid, signed
+from .render import Grid, ends, new_grid, signed
 from .statistics import ALPHA, Interval, difference_interval, holm, mean_interval, ratio_interval, welch_p
 from .summaries import REAL, Campaign, Run, SummaryError, asked_otherwise, first_environments, lab_banner
 from .table import DEVICES, METRICS, SYSTEMS, Metric, row_order

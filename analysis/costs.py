@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table as Grid
 from rich.text import Text
 
+from .render import new_grid
 from .summaries import DEPTH, SummaryError
 from .table import DEVICES, FILE_WORKLOADS, SYSTEMS, WORKLOADS
 
@@ -97,9 +96,7 @@ def terminal(costs: Sequence[Cost]) -> RenderableType:
     for (host, suite, name), group in groups.items():
         systems = list(dict.fromkeys(cost.system for cost in sorted(group, key=lambda one: _order(one)[-1][-1])))
         values = {(cost.device, cost.workload, cost.system): cost.mean for cost in group}
-        grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-        grid.add_column("Device", no_wrap=True)
-        grid.add_column("Workload", no_wrap=True)
+        grid = new_grid("Device", "Workload")
         for system in systems:
             grid.add_column(SYSTEMS.get(system, system), justify="right", no_wrap=True)
         for device, workload in dict.fromkeys((cost.device, cost.workload) for cost in group):

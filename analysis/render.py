@@ -7,12 +7,13 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.style import Style
-from rich.table import Table as Grid
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from .statistics import Interval
@@ -185,6 +186,16 @@ def unit_text(table: Table, metric: Metric, system: str) -> str:
 
 def _header(table: Table, metric: Metric, system: str, first: bool) -> str:
     return f"{metric.title if first else ''}\n{SYSTEMS.get(system, system)}\n{unit_text(table, metric, system)}"
+
+
+class Grid(RichTable):
+    """One whose strings are text: rich takes what is in brackets for markup, as in a user's title of a system."""
+
+    def add_column(self, header: RenderableType = "", *rest: Any, **options: Any) -> None:
+        super().add_column(Text(header) if isinstance(header, str) else header, *rest, **options)
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
 def new_grid(*columns: str) -> Grid:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table as Grid
 from rich.text import Text
 
 from . import drawing
+from .render import new_grid
 from .statistics import Interval, mean_interval
 from .summaries import EXTRA, SCHEMA, SummaryError, lab_words, warnings_note
 
@@ -116,12 +115,12 @@ def terminal(report: Report) -> RenderableType:
     """Nothing is cut off: what does not fit into its column goes on in the next line."""
     same = [n for n in range(NAMES) if len({row[n] for row in report.rows}) == 1]
     shown = [n for n in range(len(report.columns)) if n not in same]
-    grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    grid = new_grid()
     for number in shown:
         words = number < NAMES or all(row[number][:1].isalpha() for row in report.rows)
         grid.add_column(report.columns[number], justify="left" if words else "right", overflow="fold")
     for row in report.rows:
-        grid.add_row(*(Text(row[number]) for number in shown))
+        grid.add_row(*(row[number] for number in shown))
     title = Text(report.title, style="bold reverse" if report.emulated else "bold")
     above = [Text(", ".join(f"{report.columns[n]}: {report.rows[0][n]}" for n in same))] if same else []
     return Group(title, *above, "", grid, "", Text("\n".join(report.notes)))

@@ -195,7 +195,7 @@ def asked_otherwise(campaigns: Sequence[Campaign]) -> dict[str, tuple[str, ...]]
     for name in PARAMETERS:
         asked = [campaign.asked.get(name) or [] for campaign in campaigns]
         lines = [list(map(str, value)) if isinstance(value, list) else [str(value)] for value in asked]
-        common = set[str].intersection(*(set(one) for one in lines))
+        common = set.intersection(*[set(one) for one in lines])
         own = tuple("; ".join(line for line in one if line not in common) for one in lines)
         if any(own):
             found[name] = own

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import made_up, run, runs, summary
+from made_up import made_up, run, runs, small_campaign, summary
 from rich.console import Console
-from userblk.analysis import render
-from userblk.analysis.costs import load_costs
+from userblk.analysis import compare, costs, render, report
 from userblk.analysis.papers import load_paper
 from userblk.analysis.statistics import Interval
-from userblk.analysis.summaries import Run, SummaryError, load_campaign, notes_of, run_from_summary
+from userblk.analysis.summaries import Run, SummaryError, load_campaign, notes_of, read_campaign, run_from_summary
 from userblk.analysis.table import (
     FILE_WORKLOADS,
     FILES,
     METRICS,
+    SYSTEMS,
     WORKLOADS,
     Grade,
     Mark,
@@ -231,6 +231,29 @@ def test_terminal_is_legible_without_colour_and_dark_is_worse() -> None:
     assert len(shades) == 4 and shades == sorted(shades, reverse=True) and len(set(shades)) == 4
 
 
+@pytest.mark.parametrize("title", ["mine [file]", "mine [/memory]"])
+def test_a_systems_title_is_text_wherever_it_is_printed(
+    title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the user's own, from a file of configs/systems."""
+    monkeypatch.setitem(SYSTEMS, "mine", title)
+    table = make_table(runs("native", [10.0, 11.0]) + runs("mine", [5.0, 6.0]))
+    one = report.Report("r", "t", (), ("Device", "Mode", title), (("a", "b", "1"), ("c", "d", "2")), (), ())
+    sides = [
+        replace(small, runs=tuple(runs("mine", [5.0, 6.0]))) for small in [read_campaign(small_campaign(tmp_path))] * 2
+    ]
+    console = Console(file=io.StringIO(), width=200)
+    for shown in (
+        render.terminal(table, console),
+        report.terminal(one),
+        costs.terminal([costs.Cost("h", "s", "sata", "w", "mine", "server_syscalls_per_op", 1, 2.0)]),
+        compare.terminal(compare.compare(*sides), True),
+    ):
+        console.file = io.StringIO()
+        console.print(shown)
+        assert title in console.file.getvalue()
+
+
 def test_markdown_has_a_row_for_each_workload() -> None:
     table = make_table(made_up())
     lines = render.markdown([table]).splitlines()
@@ -350,7 +373,7 @@ def test_a_run_that_lost_its_summary_is_named(tmp_path: Path) -> None:
     store(tmp_path, summary(repetition=2))
     lost = tmp_path / "nowhere/sata/bdus-block/native/seq-read-1th-4k/2"
     (lost / "summary.json").unlink()
-    assert [one.repetition for one in load_campaign(tmp_path)] == [1] and load_costs(tmp_path) == []
+    assert [one.repetition for one in load_campaign(tmp_path)] == [1] and costs.load_costs(tmp_path) == []
     (line,) = notes_of(tmp_path)
     assert line == f"LOST: summary.json of {lost.relative_to(tmp_path)}; repeat it with: userblk resume"
 
