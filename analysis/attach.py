@@ -12,9 +12,9 @@ from typing import Any
 
 from . import drawing
 from .palette import look
-from .report import ALL_HOSTS, NO_VALUE, Report, place, summaries_of
+from .report import ALL_HOSTS, NO_VALUE, Report, of_suite, place, summaries_of
 from .statistics import Interval, quantile_interval
-from .summaries import SummaryError, lab_words
+from .summaries import SUMMARY, SummaryError, lab_words
 from .table import SYSTEMS, ordered
 
 SUITE = "attach"
@@ -39,7 +39,7 @@ def _samples(path: Path, disks: int) -> Samples:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SummaryError(f"{path}: cannot be read: {error}") from None
     for values in samples.values():
-        if len(values) % disks:
+        if disks < 1 or len(values) % disks:
             raise SummaryError(f"{path}: {len(values)} samples are no whole number of cycles of {disks} disks")
     return {name: [values[at : at + disks] for at in range(0, len(values), disks)] for name, values in samples.items()}
 
@@ -57,7 +57,8 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     cells: dict[tuple[str, int], Samples] = defaultdict(lambda: {name: [] for name in MEASURES})
     for path, summary in found:
         if summary["valid"]:
-            disks = int(summary["settings"][SUITE]["disks"])
+            with of_suite(SUITE, path / SUMMARY):
+                disks = int(summary["settings"][SUITE]["disks"])
             for name, cycles in _samples(path / "attach.json", disks).items():
                 cells[summary["system"], disks][name] += cycles
     where, facts = place([summary for _, summary in found])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import drawing
-from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, some_text, summaries_of
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, of_suite, place, some_text, summaries_of
 from .summaries import lab_words, read_json
 from .sweep import POINT, block_bytes
 from .table import DEVICES, SYSTEMS, ordered
@@ -49,7 +49,10 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
         cell = cells[(summary["device"], mode, size), summary["system"], (int(depth), int(jobs))]
         metrics = dict(summary["metrics"])
         if metrics.get("cpu_percent") is not None and metrics.get("throughput_kops"):
-            busy = metrics["cpu_percent"] / 100 * int(read_json(path / "environment.json")["cpus"])
+            file = path / "environment.json"
+            with of_suite(SUITE, file):
+                cpus = int(read_json(file)["cpus"])
+            busy = metrics["cpu_percent"] / 100 * cpus
             metrics["cpu_us_per_request"] = busy * 1e3 / metrics["throughput_kops"]
         for name in MEASURES:
             if metrics.get(name) is not None:

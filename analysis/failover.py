@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from . import drawing
-from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, some_text, summaries_of
-from .summaries import SummaryError, lab_words
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, of_suite, place, some_text, summaries_of
+from .summaries import SUMMARY, SummaryError, lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
 SUITE = "failover"
@@ -58,6 +58,7 @@ class Run:
     measures: Mapping[str, float]
     series: Sequence[tuple[float, float]]
     interval_s: float = OLD["interval_s"]
+    window_s: float = OLD["window_s"]
 
 
 def _series(path: Path, event_s: float) -> list[tuple[float, float]]:
@@ -72,7 +73,7 @@ def _series(path: Path, event_s: float) -> list[tuple[float, float]]:
 
 
 def _run(directory: Path, summary: Mapping[str, Any]) -> Run:
-    settings = summary["settings"][SUITE]
+    settings = {**OLD, **summary["settings"][SUITE]}
     values = {name: {**settings, **summary["metrics"]}.get(name) for name, _, _ in MEASURES}
     return Run(
         device=summary["device"],
@@ -80,7 +81,8 @@ def _run(directory: Path, summary: Mapping[str, Any]) -> Run:
         system=summary["system"],
         measures={name: float(value) for name, value in values.items() if value is not None},
         series=_series(directory / "samples.csv", float(settings["event_s"])),
-        interval_s=float(settings.get("interval_s", OLD["interval_s"])),
+        interval_s=float(settings["interval_s"]),
+        window_s=float(settings["window_s"]),
     )
 
 
@@ -89,9 +91,13 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     found = list(summaries_of(directory, SUITE, host))
     if not found:
         return []
-    runs = [_run(path, summary) for path, summary in found if summary["valid"]]
-    said = [{**OLD, **summary["settings"][SUITE]} for _, summary in found if summary["valid"]]
-    resolution = tuple(dict.fromkeys(RESOLUTION.format(**settings) for settings in said))
+    runs = []
+    for path, summary in found:
+        if summary["valid"]:
+            with of_suite(SUITE, path / SUMMARY):
+                runs.append(_run(path, summary))
+    said = [RESOLUTION.format(interval_s=run.interval_s, window_s=run.window_s) for run in runs]
+    resolution = tuple(dict.fromkeys(said))
     where, facts = place([summary for _, summary in found])
     cells: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
     for run in runs:

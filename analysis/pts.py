@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -13,8 +14,18 @@ from typing import Any
 from userblk.harness.observing.warmup import DRIFT_LIMIT, EXCURSION_LIMIT
 
 from . import drawing
-from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, interval_text, place, summaries_of
-from .summaries import lab_words
+from .report import (
+    ALL_HOSTS,
+    INTERVALS,
+    Report,
+    interval_fields,
+    interval_of,
+    interval_text,
+    of_suite,
+    place,
+    summaries_of,
+)
+from .summaries import SUMMARY, lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
 SUITE = "pts"
@@ -28,31 +39,58 @@ NOTES = (
 Key = tuple[str, str, str]  # device, workload, system
 
 
+@dataclass(frozen=True)
+class Run:
+    """One run. window: how many of the last rounds its result is of."""
+
+    kops: float
+    latency_us: float
+    rounds_kops: tuple[float, ...]
+    window: int
+    slope_percent: float
+    excursion_percent: float
+    steady: bool
+
+
+def _run(summary: Mapping[str, Any]) -> Run:
+    settings, metrics = summary["settings"]["sweep"], summary["metrics"]
+    return Run(
+        kops=float(metrics["throughput_kops"]),
+        latency_us=float(metrics["latency_us"]),
+        rounds_kops=tuple(map(float, settings["rounds_kops"])),
+        window=int(settings["window"]),
+        slope_percent=float(settings["slope_percent"]),
+        excursion_percent=float(settings["excursion_percent"]),
+        steady=bool(summary["warm_up"]["steady"]),
+    )
+
+
 def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign; none without a finished run in rounds. Raises SummaryError."""
-    found = [
-        summary
-        for _, summary in summaries_of(directory, SUITE, host)
-        if "rounds_kops" in summary["settings"].get("sweep", {})
-    ]
+    found = []
+    runs: dict[Key, list[Run]] = defaultdict(list)
+    for path, summary in summaries_of(directory, SUITE, host):
+        with of_suite(SUITE, path / SUMMARY):
+            if "rounds_kops" not in summary["settings"].get("sweep", {}):
+                continue
+            found.append(summary)
+            if summary["valid"]:
+                runs[summary["device"], summary["workload"], summary["system"]].append(_run(summary))
     if not found:
         return []
-    runs: dict[Key, list[Mapping[str, Any]]] = defaultdict(list)
-    for summary in found:
-        if summary["valid"]:
-            runs[summary["device"], summary["workload"], summary["system"]].append(summary)
     systems = ordered({system for _, _, system in runs}, SYSTEMS)
     order = sorted(runs, key=lambda key: (*key[:2], systems.index(key[2])))
     where, facts = place(found)
     rows, records = [], []
     for key in order:
         device, workload, system = key
-        settings = [one["settings"]["sweep"] for one in runs[key]]
-        kops = interval_of([one["metrics"]["throughput_kops"] for one in runs[key]])
-        latency = interval_of([one["metrics"]["latency_us"] for one in runs[key]])
-        count = interval_of([len(one["rounds_kops"]) for one in settings])
-        steady = all(one["warm_up"]["steady"] for one in runs[key])
-        slope, between = (max(abs(one[name]) for one in settings) for name in ("slope_percent", "excursion_percent"))
+        kops, latency, count = (
+            interval_of(values)
+            for values in zip(*((one.kops, one.latency_us, len(one.rounds_kops)) for one in runs[key]), strict=True)
+        )
+        steady = all(one.steady for one in runs[key])
+        slope = max(abs(one.slope_percent) for one in runs[key])
+        between = max(abs(one.excursion_percent) for one in runs[key])
         rows.append(
             (
                 DEVICES.get(device, device),
@@ -89,7 +127,7 @@ def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
 def _draw(
     what: tuple[str, str],
     where: str,
-    runs: Mapping[Key, Sequence[Mapping[str, Any]]],
+    runs: Mapping[Key, Sequence[Run]],
     systems: Sequence[str],
 ) -> Any:
     """A panel a system: every round, the window with its mean, the limits of the excursion and the line through it."""
@@ -98,12 +136,11 @@ def _draw(
     axes = figure.subplots(1, len(here), squeeze=False)[0]
     for axis, system in zip(axes, here, strict=True):
         for number, run in enumerate(runs[*what, system]):
-            settings = run["settings"]["sweep"]
-            kops, size = settings["rounds_kops"], settings["window"]
+            kops, size = run.rounds_kops, run.window
             axis.plot(range(1, len(kops) + 1), kops, marker="o", markersize=3, color=f"C{number}")
             window = range(len(kops) - size + 1, len(kops) + 1)
             mean = fmean(kops[-size:])
-            half = settings["slope_percent"] / 200 * mean
+            half = run.slope_percent / 200 * mean
             if number == 0:
                 axis.axvspan(window[0] - 0.5, window[-1] + 0.5, color="#eeeeee", zorder=0)
                 for share, label in ((1 + EXCURSION_LIMIT / 200, "mean ± 10 %"), (1 - EXCURSION_LIMIT / 200, None)):

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.text import Text
 from . import drawing
 from .render import new_grid
 from .statistics import Interval, mean_interval
-from .summaries import EXTRA, SCHEMA, SummaryError, lab_words, warnings_note
+from .summaries import EXTRA, SUMMARY, SummaryError, lab_words, run_from_summary, warnings_note
 
 NO_VALUE = "-"
 LARGE = 10_000
@@ -56,16 +57,26 @@ def summaries_of(directory: Path, suite: str, host: str = ALL_HOSTS) -> Iterator
     for done in sorted(directory.glob(f"{host}/*/{suite}/*/*/*/DONE")):
         if done.parent.name in EXTRA:
             continue
-        file = done.with_name("summary.json")
+        file = done.with_name(SUMMARY)
         try:
             summary = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue  # it is being made again, or lost_of() names it
         except (OSError, ValueError) as error:
             raise SummaryError(f"{file}: cannot be read: {error}") from None
-        if summary.get("schema") != SCHEMA:
-            raise SummaryError(f"{file}: schema={summary.get('schema')}: this version reads schema {SCHEMA}")
+        run_from_summary(summary, str(file))  # has it what all summaries have?
         yield done.parent, summary
+
+
+@contextmanager
+def of_suite(suite: str, file: Path) -> Iterator[None]:
+    """Raises SummaryError, which names the file, where a run has left something else in it than its suite's own."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        said = f"not of a run of suite {suite}: {type(error).__name__} {error}"
+        remedy = "remove DONE beside it, and repeat the run with: userblk resume"
+        raise SummaryError(f"{file}: {said}; {remedy}") from None
 
 
 def place(summaries: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:

@@ -21,12 +21,13 @@ from .report import (
     interval_fields,
     interval_of,
     interval_text,
+    of_suite,
     place,
     some_text,
     summaries_of,
 )
 from .statistics import Interval
-from .summaries import lab_words
+from .summaries import SUMMARY, lab_words
 from .table import DEVICES, SYSTEMS, ordered
 
 SUITE = "response"
@@ -47,18 +48,21 @@ Cell = dict[str, list[float]]  # of each metric, a value a run
 
 def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign; none without a finished run. Raises SummaryError."""
-    found = [summary for _, summary in summaries_of(directory, SUITE, host)]
+    read = list(summaries_of(directory, SUITE, host))
+    found = [summary for _, summary in read]
     if not found:
         return []
     cells: dict[Key, Cell] = defaultdict(lambda: defaultdict(list))
     broken: set[Key] = set()
-    for summary in found:
+    for path, summary in read:
         mode, _, load = summary["workload"].rpartition("-")
         if not summary["valid"] or not load.endswith("load"):
             continue
-        key = (summary["device"], mode, summary["system"], int(load.removesuffix("load")))
-        cells[key]["offered"].append(float(summary["settings"][SUITE]["offered_kops"]))
-        cells[key]["done"].append(float(summary["metrics"]["throughput_kops"]))
+        with of_suite(SUITE, path / SUMMARY):
+            key = (summary["device"], mode, summary["system"], int(load.removesuffix("load")))
+            offered, done = summary["settings"][SUITE]["offered_kops"], summary["metrics"]["throughput_kops"]
+            cells[key]["offered"].append(float(offered))
+            cells[key]["done"].append(float(done))
         for percent in PERCENTILES:
             if (value := summary["metrics"].get(tail_metric(percent))) is not None:
                 cells[key][tail_metric(percent)].append(float(value))

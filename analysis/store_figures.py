@@ -18,9 +18,9 @@ from typing import Any
 
 from . import drawing
 from .palette import look
-from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, place, size_text, summaries_of
+from .report import ALL_HOSTS, INTERVALS, Report, interval_fields, interval_of, of_suite, place, size_text, summaries_of
 from .statistics import Interval
-from .summaries import SummaryError, lab_words
+from .summaries import SUMMARY, SummaryError, lab_words
 from .table import ordered
 
 SUITE = "s3"
@@ -74,22 +74,27 @@ def parse_workload(name: str, store: str) -> tuple[str, Place]:
 
 def reports(directory: Path, host: str = ALL_HOSTS) -> list[Report]:
     """The reports on a campaign, one for each figure with a finished run. Raises SummaryError."""
-    found = [summary for _, summary in summaries_of(directory, SUITE, host)]
+    found, stores = [], set()
+    for path, summary in summaries_of(directory, SUITE, host):
+        with of_suite(SUITE, path / SUMMARY):
+            found.append(summary)
+            stores.add(_store(summary.get("settings", {})))
     if not found:
         return []
+    notes = (f"store: {', '.join(sorted(stores - {''}))}",) * bool(stores - {""})
     try:
         figures = json.loads((directory / "plan.json").read_text())["suite"]["figures"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SummaryError(f"{directory / 'plan.json'}: cannot be read: {error}") from None
-    return [report for figure in figures if (report := _report(figure, found))]
+    return [report for figure in figures if (report := _report(figure, found, notes))]
 
 
-def _report(figure: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Report | None:
+def _report(figure: Mapping[str, Any], found: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Report | None:
     title, axis = str(figure["title"]), str(figure["x"])
     samples: Samples = defaultdict(lambda: defaultdict(list))
     for summary in found:
-        rate = summary["metrics"].get("throughput_mbps")
-        if summary["valid"] and rate is not None and summary["workload"] in figure["workloads"]:
+        rate = summary["metrics"].get("throughput_mbps") if summary["valid"] else None
+        if rate is not None and summary["workload"] in figure["workloads"]:
             mode, where = parse_workload(summary["workload"], summary["device"])
             samples[where][summary["system"], mode].append(rate)
     if not samples:
@@ -108,7 +113,7 @@ def _report(figure: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Re
     return Report(
         name=f"{SUITE}-{number}",
         title=f"{title} (BUSE thesis, figure {number}), {machine}",
-        notes=(*facts, *_stores(found), *NOTES),
+        notes=(*facts, *notes, *NOTES),
         columns=("Store", "Depth", "Jobs", "Block", *map(_head, series)),
         rows=tuple(rows),
         heads=tuple("store depth jobs block_size system mode n mbps ci_low ci_high".split()),
@@ -121,15 +126,12 @@ def _report(figure: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> Re
     )
 
 
-def _stores(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """What the stores are, as the runs say."""
-    names = set()
-    for summary in found:
-        settings = summary.get("settings", {})
-        if store := settings.get("store"):
-            where = settings.get("store_directory")
-            names.add(f"{store} in {where} of the same machine" if where else str(store))
-    return (f"store: {', '.join(sorted(names))}",) if names else ()
+def _store(settings: Mapping[str, Any]) -> str:
+    """What the store is, as a run says; "" if it does not."""
+    store, where = settings.get("store"), settings.get("store_directory")
+    if not store:
+        return ""
+    return f"{store} in {where} of the same machine" if where else str(store)
 
 
 def _ordered(found: set[Series]) -> list[Series]:

@@ -20,6 +20,7 @@ from userblk.harness.running.runner import CHANGED
 from .table import add_titles
 
 SCHEMA = 1
+SUMMARY = "summary.json"
 TAILS = tuple(map(tail_metric, TAIL))
 METRICS = ("throughput_kops", "throughput_mbps", "latency_us", "cpu_percent", "files_kops", *TAILS, "energy_uj_per_op")
 # Directories of the repetitions of which no timing is used: in the one costs were counted, at the other perf looked.
@@ -260,7 +261,7 @@ def lost_of(directory: Path) -> tuple[str, ...]:
     lost = []
     for path in map(Path, _run_directories(str(directory), DEPTH)):
         # Looked at again: what is made again meanwhile loses DONE first.
-        if not (path / "summary.json").exists() and (path / "DONE").exists():
+        if not (path / SUMMARY).exists() and (path / "DONE").exists():
             lost.append(str(path.relative_to(directory)))
     more = f" and {len(lost) - LISTED} more" * (len(lost) > LISTED)
     named = f"{', '.join(lost[:LISTED])}{more}"
@@ -329,7 +330,7 @@ def load_campaign(directory: Path) -> list[Run]:
     """The finished runs of a campaign directory. Raises SummaryError."""
     runs = []
     for path in _run_directories(str(directory), DEPTH):
-        file = os.path.join(path, "summary.json")
+        file = os.path.join(path, SUMMARY)
         try:
             with open(file, encoding="utf-8") as stream:
                 summary = json.load(stream)

@@ -85,8 +85,8 @@ def _reports(found: Sequence[Mapping[str, Any]], device: str) -> list[Report]:
     scaling: dict[tuple[str, int], Samples] = defaultdict(lambda: defaultdict(list))
     texts = {}
     for summary in found:
-        rate = summary["metrics"].get("throughput_mbps")
-        if not summary["valid"] or rate is None:
+        rate = summary["metrics"].get("throughput_mbps") if summary["valid"] else None
+        if rate is None:
             continue
         system = summary["system"]
         if match := POINT.fullmatch(summary["workload"]):

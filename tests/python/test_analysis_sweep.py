@@ -70,7 +70,7 @@ def write_run(campaign: Path, system: str, workload: str, number: int, mbps: flo
     summary = {
         "schema": 1, "campaign": "c", "host": "lab", "system": system, "workload": workload, "profile": "quick",
         "emulated": False, "kernel": "6.12", "valid": True, "warnings": [], "metrics": {"throughput_mbps": mbps},
-        "device": device,
+        "device": device, "suite": "buse-null", "repetition": number, "invalid": [],
     }  # fmt: skip
     (directory / "summary.json").write_text(json.dumps(summary))
     (directory / "DONE").touch()

@@ -42,6 +42,7 @@ def write_run(campaign: Path, system: str, depth: int, jobs: int, kops: float) -
         "schema": 1, "campaign": "c", "host": "here", "device": "nvme", "system": system, "profile": "quick",
         "workload": f"rand-read-{jobs}j-{depth}d-4k", "emulated": False, "kernel": "6", "valid": True, "warnings": [],
         "metrics": {"throughput_kops": kops, "latency_p99_us": 1e3 * depth * jobs / kops, "cpu_percent": 50.0},
+        "suite": "depth-jobs", "repetition": 1, "invalid": [],
     }  # fmt: skip
     (directory / "summary.json").write_text(json.dumps(summary))
     (directory / "environment.json").write_text('{"cpus": 4}')

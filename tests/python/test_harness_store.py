@@ -298,6 +298,7 @@ def campaign(directory: Path) -> Path:
         run.mkdir(parents=True)
         summary = {"schema": 1, "system": system, "workload": workload, "device": store, "metrics": {}}
         summary |= {"campaign": "c", "host": "host", "profile": "quick", "kernel": "6", "emulated": False}
+        summary |= {"suite": "s3", "repetition": number, "invalid": []}
         summary |= {"valid": bool(rate), "warnings": [], "metrics": {"throughput_mbps": rate}}
         summary |= {"settings": {"store": "versitygw", "store_directory": "/dev/shm"}}
         (run / "summary.json").write_text(json.dumps(summary))
