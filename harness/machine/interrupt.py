@@ -20,7 +20,7 @@ class Interrupted(BaseException):
 class _State:
     depth = 0
     pending = 0
-    raised = False
+    raised = 0  # the signal that Interrupted was raised for
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
@@ -29,7 +29,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     if _State.depth:
         _State.pending = number
     else:
-        _State.raised = True
+        _State.raised = number
         raise Interrupted(number)
 
 
@@ -40,8 +40,7 @@ def install() -> None:
     takes for success.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _State.depth = _State.pending = 0
-    _State.raised = False
+    _State.depth = _State.pending = _State.raised = 0
     handle_signals(_handle)
 
 
@@ -61,5 +60,24 @@ def held() -> Iterator[None]:
     finally:
         _State.depth -= 1
         if not _State.depth and _State.pending and not _State.raised:
-            _State.raised = True
+            _State.raised = _State.pending
             raise Interrupted(_State.pending)
+
+
+@contextmanager
+def outranks() -> Iterator[None]:
+    """Interrupted, once it was raised, is how the block ends: also where an error of the cleanup took its place, which
+    becomes its cause. For who would go on after that error, with signals that nobody hears any more.
+    """
+    _once_more(None)
+    try:
+        yield
+    except Exception as error:
+        _once_more(error)
+        raise
+    _once_more(None)
+
+
+def _once_more(cause: Exception | None) -> None:
+    if _State.raised:
+        raise Interrupted(_State.raised) from cause

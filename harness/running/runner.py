@@ -263,19 +263,22 @@ class Runner:
             self.emit("start", campaign=self.plan.campaign, entries=len(pending), skipped=skipped)
             code = 0
             try:
-                try:
-                    self.record_environment()
-                    while pending or (pending := self.extend_plan()):
-                        self.set_up(pending, stack)
-                        todo = {entry.index for entry in pending}
-                        for number, entries in self.plan.blocks():
-                            self.run_block(number, [entry for entry in entries if entry.index in todo])
-                        pending = []
-                finally:
-                    self.teardown.unwind()
+                with interrupt.outranks():
+                    try:
+                        self.record_environment()
+                        while pending or (pending := self.extend_plan()):
+                            self.set_up(pending, stack)
+                            todo = {entry.index for entry in pending}
+                            for number, entries in self.plan.blocks():
+                                self.run_block(number, [entry for entry in entries if entry.index in todo])
+                            pending = []
+                    finally:
+                        self.teardown.unwind()
             except interrupt.Interrupted as reason:
                 self.interrupted = True
                 code = 128 + reason.number
+                if reason.__cause__:
+                    self.emit("note", text=f"while the campaign was ended: {reason.__cause__}")
             except (
                 Refused,
                 TeardownError,
@@ -411,28 +414,21 @@ class Runner:
             recorder = Recorder(directory)
             mark = self.teardown.mark()
             try:
-                become_machine_of(device.disk)
-                share_of = with_own_dirty_limit(engine.memory_bytes(profile), self.plan.emulated)
-                limit_dirty(*engine.dirty_limits(profile, first.device), share_of, self.teardown)
-                limit_cpus(workload.cpus, self.teardown)
-                with ExitStack() as up:
-                    with on_cpus(self.plan.pin_server):
-                        running = up.enter_context(
-                            bring_up(
-                                system,
-                                device,
-                                area,
-                                self.plan.build,
-                                recorder,
-                                self.teardown,
-                                engine.on_files,
-                                outlives,
+                with interrupt.outranks():
+                    become_machine_of(device.disk)
+                    share_of = with_own_dirty_limit(engine.memory_bytes(profile), self.plan.emulated)
+                    limit_dirty(*engine.dirty_limits(profile, first.device), share_of, self.teardown)
+                    limit_cpus(workload.cpus, self.teardown)
+                    with ExitStack() as up:
+                        on_files, build = engine.on_files, self.plan.build
+                        with on_cpus(self.plan.pin_server):
+                            running = up.enter_context(
+                                bring_up(system, device, area, build, recorder, self.teardown, on_files, outlives)
                             )
-                        )
-                    filled = False
-                    while pending and not running.server_died():
-                        filled = self.run_entry(pending[0], running, directory.name, filled)
-                        pending.pop(0)
+                        filled = False
+                        while pending and not running.server_died():
+                            filled = self.run_entry(pending[0], running, directory.name, filled)
+                            pending.pop(0)
             except FAILURES as error:
                 if cannot_keep(error, self.directory):
                     raise
@@ -519,27 +515,30 @@ class Runner:
         directory = self.begin(entry)
         mark = self.teardown.mark()
         try:
-            try:
-                began = time.monotonic()
-                run = Run(
-                    plan=self.plan,
-                    entry=entry,
-                    workload=workload,
-                    profile=self.profile_of(entry),
-                    device=self.devices[entry.device],
-                    running=running,
-                    filled=filled,
-                    directory=directory,
-                    teardown=self.teardown,
-                )
-                job, preparation = engine.prepare(run)
-                running = run.running
-                preparation["preparation_s"] = round(time.monotonic() - began, 3)
-                summary = self.measure(run, job, block, preparation)
-            finally:
-                if running.server_died():
-                    running.fail_io()  # else what is still dirty would hold the unmount
-                self.teardown.unwind(mark)
+            with interrupt.outranks():
+                try:
+                    began = time.monotonic()
+                    run = Run(
+                        plan=self.plan,
+                        entry=entry,
+                        workload=workload,
+                        profile=self.profile_of(entry),
+                        device=self.devices[entry.device],
+                        running=running,
+                        filled=filled,
+                        directory=directory,
+                        teardown=self.teardown,
+                    )
+                    job, preparation = engine.prepare(run)
+                    running = run.running
+                    preparation["preparation_s"] = round(time.monotonic() - began, 3)
+                    summary = self.measure(run, job, block, preparation)
+                finally:
+                    try:
+                        if running.server_died():
+                            running.fail_io()  # else what is still dirty would hold the unmount
+                    finally:
+                        self.teardown.unwind(mark)
         except (*FAILURES, WorkloadError, perf.PerfError) as error:
             self.stop_if_lost(error, directory)
             self.failed(entry, str(error))

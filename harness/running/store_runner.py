@@ -108,15 +108,16 @@ class StoreRunner(Runner):
         left = list(pending)
         store: Store | None = None
         try:
-            store = self.bring_up(pending[0], system, recorder)
-            filled = False
-            while left:
-                if store and not filled:
-                    self.fill(system, store, self.plan.workload(left[0]), recorder)
-                    store.keep()
-                dirty = self.run_one(left[0], system, store, directory.name)
-                left.pop(0)
-                filled = not dirty or (store is not None and bool(left) and store.reset())
+            with interrupt.outranks():
+                store = self.bring_up(pending[0], system, recorder)
+                filled = False
+                while left:
+                    if store and not filled:
+                        self.fill(system, store, self.plan.workload(left[0]), recorder)
+                        store.keep()
+                    dirty = self.run_one(left[0], system, store, directory.name)
+                    left.pop(0)
+                    filled = not dirty or (store is not None and bool(left) and store.reset())
         except (ConfigError, BringUpError, CommandError, subprocess.TimeoutExpired, OSError) as error:
             if cannot_keep(error, self.directory):
                 raise
@@ -160,10 +161,11 @@ class StoreRunner(Runner):
         directory = self.begin(entry)
         mark = self.teardown.mark()
         try:
-            try:
-                summary = self.measure_one(entry, workload, system, store, block, directory)
-            finally:
-                self.teardown.unwind(mark)
+            with interrupt.outranks():
+                try:
+                    summary = self.measure_one(entry, workload, system, store, block, directory)
+                finally:
+                    self.teardown.unwind(mark)
         except (
             CommandError,
             WorkloadError,
@@ -215,10 +217,12 @@ class StoreRunner(Runner):
                             problems.append(f"the workload did not end within {FLUSH_PATIENCE:.0f} s after its runtime")
                             break
                 finally:
-                    if problems or served.server.poll() is not None:
-                        served.fail_io()  # else who waits for it could not end
-                    if process:
-                        process.end()
+                    try:
+                        if problems or served.server.poll() is not None:
+                            served.fail_io()  # else who waits for it could not end
+                    finally:
+                        if process:
+                            process.end()
                 ended = time.monotonic()
                 if not served.flush_by_end:
                     sampling.close()

@@ -162,13 +162,13 @@ class TcmuRunner:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_LIMIT)
-            except subprocess.TimeoutExpired:
-                self.kill()
-        self._stack.close()
+        with self._stack:
+            if self._process is not None and self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+                try:
+                    self._process.wait(STOP_LIMIT)
+                except subprocess.TimeoutExpired:
+                    self.kill()
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from interrupted import interrupt_then, interrupts
 from loops import LIMIT
 from userblk.analysis.report import draw
 from userblk.analysis.store_figures import Place, parse_workload, reports
@@ -26,6 +28,7 @@ from userblk.harness.engines import flow
 from userblk.harness.engines import store as load
 from userblk.harness.engines.fio import read_report
 from userblk.harness.engines.store import StoreResult
+from userblk.harness.machine.interrupt import Interrupted
 from userblk.harness.machine.paths import CONFIGS, HOST_BUILD, PYTHON_PATH
 from userblk.harness.machine.subprocesses import Process, Recorder
 from userblk.harness.machine.teardown import TeardownError
@@ -611,6 +614,39 @@ def test_a_store_that_is_full_is_the_reason(hangs: bool, tmp_path: Path, monkeyp
     assert summary["valid"] is False and summary["metrics"] == {} and summary["duration_s"] == 6.0
     assert runner.counts["invalid"] == 1 and hung_up.exists() is hangs
     assert servers_of_runs[0].poll() == 1 and runner.teardown.steps == []
+
+
+def test_an_interrupt_ends_the_runs_over_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where neither the disk can be hung up, nor the workload be ended: none of that is a failed run."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    plan = files_plan(systems=("s3-nbd",))
+    runner = store_runner.StoreRunner(plan, tmp_path)
+    started: list[Process] = []
+
+    def start(*_: object) -> Served:
+        started.append(Recorder(tmp_path / "server").spawn(["true"]))
+        served = Served(["disk"], started[0], runner.teardown, runner.teardown.mark())
+        monkeypatch.setattr(served, "fail_io", lambda: interrupt_then(subprocess.TimeoutExpired("nbd-client", 60)))
+        return served
+
+    monkeypatch.setattr(runner, "start", start)
+    monkeypatch.setattr(
+        runner,
+        "on_files",
+        lambda *_: store_runner.Load("flow", ["sleep", "600"], 0.0, lambda _: StoreResult(1.0, 4.0, 5.0, 6.0, "1", ())),
+    )
+    spawn = Recorder.spawn
+
+    def keep(recorder: Recorder, argv: Sequence[str], **options: Any) -> Process:
+        started.append(spawn(recorder, argv, **options))
+        return started[-1]
+
+    monkeypatch.setattr(Recorder, "spawn", keep)
+    with interrupts(), pytest.raises(Interrupted):
+        runner.run_one(plan.entries[0], plan.systems["s3-nbd"], None, "0.1")
+    assert started[-1].record["name"] == "sleep" and started[-1].poll() == -signal.SIGTERM
+    assert runner.counts["failed"] == 0 and not (tmp_path / plan.directory(plan.entries[0])).exists()
 
 
 def test_what_was_run_is_kept_of_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from userblk.harness.machine import interrupt
@@ -22,8 +22,17 @@ def interrupts() -> Iterator[None]:
         interrupt.install()
         yield
     finally:
+        interrupt.install()  # nothing was raised in what follows
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def interrupt_then(error: Exception) -> NoReturn:
+    """What is run gets SIGINT, and then cannot be ended."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        raise error
 
 
 def spawn_and_interrupt(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""An interrupt ends a campaign whatever its cleanup meets: nothing is measured after it, and the end says so."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+from interrupted import interrupt_then, interrupts
+from runner_process import plan_for
+from userblk.harness.machine.interrupt import Interrupted, outranks
+from userblk.harness.machine.subprocesses import CommandError
+from userblk.harness.machine.teardown import Teardown, TeardownError
+from userblk.harness.model.plan import Plan
+from userblk.harness.running import runner as runner_module
+from userblk.harness.running.runner import Runner
+from userblk.harness.systems import Running
+
+STAYS = CommandError("fio (pid 1) does not end, even by SIGKILL")
+
+
+def events_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_an_error_does_not_take_the_place_of_an_interrupt() -> None:
+    with interrupts():
+        with pytest.raises(CommandError), outranks():
+            raise STAYS
+        with pytest.raises(Interrupted) as caught, outranks():
+            interrupt_then(STAYS)
+        assert caught.value.number == signal.SIGINT and caught.value.__cause__ is STAYS
+        with pytest.raises(Interrupted), outranks():
+            raise AssertionError("it goes on all the same")
+    with pytest.raises(CommandError), outranks():
+        raise STAYS
+
+
+@pytest.fixture
+def plan(device: str, tmp_path: Path) -> Plan:
+    return plan_for(device, tmp_path / "c")
+
+
+@pytest.mark.parametrize("error", [STAYS, OSError(22, "Invalid argument"), subprocess.TimeoutExpired("umount", 60)])
+def test_an_interrupt_whose_cleanup_fails_ends_the_campaign(
+    error: Exception,
+    plan: Plan,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is no failed run after which the next one begins, with a ^C that nobody hears any more."""
+    monkeypatch.setattr(Runner, "measure", lambda *_: interrupt_then(error))
+    with interrupts():
+        assert Runner(plan, tmp_path / "c").run() == 128 + signal.SIGINT
+    events = events_of(capsys)
+    kinds = [event["event"] for event in events if event["event"] != "environment"]
+    assert kinds[kinds.index("start") :] == ["start", "entry-start", "note", "end"]
+    assert events[-1]["interrupted"] is True and events[-1]["failed"] == 0
+    assert str(error) in events[-2]["text"]
+    assert not (tmp_path / "c" / plan.directory(plan.entries[0])).exists()
+
+
+def test_what_stays_after_an_interrupt_is_told_beside_it(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unwind = Teardown.unwind
+
+    def leaves(teardown: Teardown, mark: int = 0) -> None:
+        unwind(teardown, mark)
+        if not mark:
+            raise TeardownError("unmount /run/userblk/m: target is busy")
+
+    monkeypatch.setattr(Runner, "measure", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(Teardown, "unwind", leaves)
+    with interrupts():
+        assert Runner(plan, tmp_path / "c").run() == 128 + signal.SIGINT
+    assert "target is busy" in events_of(capsys)[-2]["text"]
+
+
+def test_a_disk_that_cannot_be_failed_is_torn_down(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what the run itself had set up."""
+    runner, undone = Runner(plan, tmp_path / "c"), tmp_path / "undone"
+    undone.mkdir()
+
+    def fail_io() -> NoReturn:
+        raise OSError(22, "Invalid argument")
+
+    def measure(*_: object) -> NoReturn:
+        runner.teardown.push("remove_tree", path=str(undone))
+        raise CommandError("fio failed")
+
+    running = Running(runner_module.check(*_named(plan)), ended=lambda: True, fail_io=fail_io)
+    runner.devices["sata"] = running.used
+    monkeypatch.setattr(Runner, "measure", measure)
+    monkeypatch.setattr(runner_module, "device_engine", lambda _: SimpleNamespace(prepare=lambda _: (None, {})))
+    monkeypatch.setattr(runner, "profile_of", lambda _: plan.profile)
+    assert runner.run_entry(plan.entries[0], running, "0.1", False) is False
+    assert not undone.exists() and runner.teardown.steps == []
+
+
+def _named(plan: Plan) -> tuple[str, str]:
+    return plan.devices["sata"].path, plan.devices["sata"].confirm
