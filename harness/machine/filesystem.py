@@ -18,7 +18,7 @@ from .interrupt import held
 from .mounts import lines_of, mounts_of
 from .safety import refuse_another
 from .subprocesses import Recorder
-from .teardown import PATIENCE, RUN, Teardown, TeardownError, undo
+from .teardown import PATIENCE, RUN, Teardown, TeardownError, lasting, undo
 
 # Lazy initialisation would go on during the run; the discard is the harness's own business.
 MKFS_OPTIONS = "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
@@ -39,7 +39,7 @@ def mounted_type(path: Path) -> str:
     return next((mount.kind for mount in reversed(list(mounts_of())) if mount.point == str(path)), "")
 
 
-@undo
+@lasting
 def remove_directory(path: str) -> None:
     """An empty one: what is still mounted there must not be emptied."""
     if os.path.lexists(path):

@@ -2,7 +2,8 @@
 """What was brought up, as a stack of undo steps that outlives this process.
 
 Every step is a name and arguments, kept in a journal below /run: the same functions tear down after a
-run and, should the runner have been killed with SIGKILL, when the next one starts.
+run and, should the runner have been killed with SIGKILL, when the next one starts. Most of what they undo goes with
+the machine when that is started again, and its names may then be somebody else's: journals tell of which boot they are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .durable import replace
 from .interrupt import held
 
 RUN = Path("/run/userblk")
@@ -31,12 +33,26 @@ class TeardownError(Exception):
 
 
 UNDO: dict[str, Callable[..., None]] = {}
+LASTING: set[str] = set()  # steps whose things are still there once the machine was started again
+
+Step = tuple[str, dict[str, str | int]]
 
 
 def undo(function: Callable[..., None]) -> Callable[..., None]:
     """Register an undo step. It succeeds when there is nothing to undo; TeardownError: something stays."""
     UNDO[function.__name__] = function
     return function
+
+
+def lasting(function: Callable[..., None]) -> Callable[..., None]:
+    """The same of what a restart of the machine leaves, such as files."""
+    LASTING.add(function.__name__)
+    return undo(function)
+
+
+def boot_id() -> str:
+    """Another one each time that the machine is started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def holds_within(seconds: float, condition: Callable[[], bool], interval: float = 0.02) -> bool:
@@ -90,14 +106,47 @@ def _need_run() -> None:
         raise TeardownError(f"{RUN}: cannot be written; run as root")
 
 
+def journal_of(pid: int) -> Path:
+    return RUN / f"journal-{pid}-{start_time(pid)}.json"
+
+
+def stale() -> Iterator[Path]:
+    """The journals of runners that no longer live."""
+    for journal in sorted(RUN.glob("journal-*.json")):
+        _, pid, started = journal.stem.split("-")
+        if start_time(int(pid)) != int(started):
+            yield journal
+
+
+def noted(journal: Path) -> tuple[str, list[Step]]:
+    """Of which boot a journal is, "" if an older version wrote it, and its steps. Raises TeardownError,
+    FileNotFoundError.
+    """
+    try:
+        found = json.loads(journal.read_text())
+        boot, steps = (found["boot"], found["steps"]) if isinstance(found, dict) else ("", found)
+        return str(boot), [(str(name), dict(arguments)) for name, arguments in steps]
+    except FileNotFoundError:
+        raise  # its runner has just ended, and left nothing
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise TeardownError(
+            f"{journal}: cannot be read: {error}; start the machine again, which undoes all but files, and remove it"
+        ) from None
+
+
+def in_words(step: Step) -> str:
+    name, arguments = step
+    return f"{name} {' '.join(map(str, arguments.values()))}"
+
+
 class Teardown:
     """A stack of undo steps with a journal of its own."""
 
     def __init__(self) -> None:
-        pid = os.getpid()
         _need_run()
-        self.journal = RUN / f"journal-{pid}-{start_time(pid)}.json"
-        self.steps: list[tuple[str, dict[str, str | int]]] = []
+        self.journal = journal_of(os.getpid())
+        self.boot = boot_id()
+        self.steps: list[Step] = []
 
     def push(self, step: str, /, **arguments: str | int) -> None:
         """Note how to undo what comes next (or, inside held(), what was just done)."""
@@ -150,7 +199,7 @@ class Teardown:
                         raise TeardownError("noted by another version of userblk; run that, or undo it by hand")
                     UNDO[name](**arguments)
                 except Exception as error:  # the other steps must still be taken
-                    errors.append(f"{name} {' '.join(map(str, arguments.values()))}: {error}")
+                    errors.append(f"{in_words(self.steps[at])}: {error}")
                     continue
                 del self.steps[at]
                 try:
@@ -168,38 +217,38 @@ class Teardown:
             if not self.steps:
                 self.journal.unlink(missing_ok=True)
                 return
-            temporary = self.journal.with_suffix(".new")
-            try:
-                temporary.write_text(json.dumps(self.steps))
-                temporary.rename(self.journal)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
-                raise
+            replace(self.journal, json.dumps({"boot": self.boot, "steps": self.steps}))
 
 
 def recover() -> list[str]:
     """Tear down what runners that no longer live left behind; a line for each of them. Raises TeardownError."""
     done, errors = [], []
     with _alone():
-        for journal in sorted(RUN.glob("journal-*.json")):
-            _, pid, started = journal.stem.split("-")
-            if start_time(int(pid)) == int(started):
-                continue
-            try:
-                steps = json.loads(journal.read_text())
-            except FileNotFoundError:
-                continue  # it has just ended, and left nothing
+        for journal in stale():
+            pid = journal.stem.split("-")[1]
             teardown = Teardown()
             teardown.journal = journal
-            teardown.steps = [(name, arguments) for name, arguments in steps]
-            count = len(teardown.steps)
+            try:
+                boot, steps = noted(journal)
+            except FileNotFoundError:
+                continue
+            except TeardownError as error:
+                errors.append(str(error))
+                continue
+            if earlier := boot not in ("", teardown.boot):
+                steps = [step for step in steps if step[0] in LASTING or step[0] not in UNDO]
+            teardown.steps = steps
+            count = len(steps)
             try:
                 teardown.unwind()
+                journal.unlink(missing_ok=True)
             except TeardownError as error:
                 errors.append(f"{error}; fix that, or remove {journal}")
                 continue
-            done.append(f"tore down {count} things that runner {pid} had left")
+            done.append(
+                f"tore down {count} things that runner {pid} had left"
+                + " before the machine was started again" * earlier
+            )
     if errors:
         raise TeardownError("; ".join(errors))
     return done
@@ -271,18 +320,19 @@ def restore_setting(path: str, value: str) -> None:
 def settings_put_back() -> dict[str, str]:
     """
     What runners have noted to put back, each in the place of what the machine had: value by path. The steps are those
-    of any version.
+    of any version. Raises TeardownError.
     """
     found: dict[str, str] = {}
     for journal in RUN.glob("journal-*.json"):
         with contextlib.suppress(FileNotFoundError):  # ended since
-            for _, arguments in json.loads(journal.read_text()):
-                if {"path", "value"} <= arguments.keys():
-                    found[arguments["path"]] = arguments["value"]
+            boot, steps = noted(journal)
+            for _, arguments in steps:
+                if {"path", "value"} <= arguments.keys() and boot in ("", boot_id()):
+                    found[str(arguments["path"])] = str(arguments["value"])
     return found
 
 
-@undo
+@lasting
 def remove_tree(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
     if os.path.lexists(path):

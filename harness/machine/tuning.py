@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..observing.hardware import above
 from .durable import write_json
-from .teardown import RUN
+from .teardown import RUN, boot_id
 
 STATE = RUN / "tuned.json"
 CPUS = "sys/devices/system/cpu"
@@ -151,13 +151,21 @@ def settings(disks: Sequence[str], root: Path = Path("/")) -> list[Setting]:
 
 
 def noted(state: Path = STATE) -> list[tuple[str, str]]:
-    """Files that were set, and what they held, in order. Raises TuningError."""
+    """Files that were set, and what they held, in order; none of those that a restart of the machine has put back.
+    Raises TuningError.
+    """
     try:
-        return [(str(path), str(value)) for path, value in json.loads(state.read_text())]
+        found = json.loads(state.read_text())
+        boot, settings = (found["boot"], found["settings"]) if isinstance(found, dict) else (boot_id(), found)
+        return [(str(path), str(value)) for path, value in settings] if boot == boot_id() else []
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise TuningError(f"{state}: cannot be read: {error}; start the machine again, and remove it") from None
+
+
+def _note(state: Path, settings: Sequence[tuple[str, str]]) -> None:
+    write_json(state, {"boot": boot_id(), "settings": settings})
 
 
 def tune(disks: Sequence[str], root: Path = Path("/"), state: Path = STATE) -> list[str]:
@@ -169,7 +177,7 @@ def tune(disks: Sequence[str], root: Path = Path("/"), state: Path = STATE) -> l
     if wanted:
         try:
             state.parent.mkdir(mode=0o755, exist_ok=True)
-            write_json(state, before + [(one.path, one.now) for one in wanted if one.path not in known])
+            _note(state, before + [(one.path, one.now) for one in wanted if one.path not in known])
         except OSError as error:
             raise TuningError(f"{state}: {error.strerror}; run as root") from None
     return [line for one in wanted if (line := _set(root, one.kind, one.about, one.path, one.wanted))]
@@ -198,7 +206,7 @@ def restore(root: Path = Path("/"), state: Path = STATE) -> int:
             lines.append(line)
     try:
         if left:
-            write_json(state, left[::-1])
+            _note(state, left[::-1])
         else:
             state.unlink(missing_ok=True)
     except OSError as error:
@@ -222,8 +230,12 @@ def facts(disks: Sequence[str], root: Path = Path("/"), state: Path = STATE) -> 
         }
         for disk in disks
     }
+    try:
+        by_userblk = bool(noted(state))
+    except TuningError:
+        by_userblk = True  # whatever it set
     return {
-        "by_userblk": bool(state.exists()),
+        "by_userblk": by_userblk,
         "differs": {kind: sum(one.differs for one in found if one.kind == kind) for kind in kinds},
         "disks": places,
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..machine.packages import installing
 from ..machine.paths import CHECKOUT, PYTHON_PATH
 from ..machine.subprocesses import Recorder
-from ..machine.teardown import Teardown, undo
+from ..machine.teardown import Teardown, lasting
 from ..model import source
 from ..model.tables import ConfigError
 from ..systems.base import BringUpError, await_up
@@ -185,7 +185,7 @@ def remove_all(access: Access) -> None:
         raise BringUpError(f"{access.endpoint}: {len(left)} objects cannot be deleted, such as {what}")
 
 
-@undo
+@lasting
 def remove_objects(store: str, prefix: str) -> None:
     """From a store of the user's. A line names what stays there, and no other campaign is held up."""
     try:

@@ -68,9 +68,9 @@ def test_a_disk_that_the_server_names(device: str, own_run: Path, tmp_path: Path
         server = running.server
         assert attached(own_run) == [running.used.path]
         (journal,) = own_run.glob("journal-*.json")
-        noted = {step: arguments for step, arguments in json.loads(journal.read_text())}
+        steps = dict(teardown.noted(journal)[1])
         made = made_as(Path("/sys/class/block", Path(running.used.path).name))
-        assert noted["stop_by_command"]["made"] == made and "stop_named" not in noted
+        assert steps["stop_by_command"]["made"] == made and "stop_named" not in steps
     assert attached(own_run) == [] and not start_time(server)
 
 

@@ -31,7 +31,7 @@ from userblk.harness.machine.filesystem import Memory
 from userblk.harness.machine.interrupt import Interrupted, held
 from userblk.harness.machine.prepare import VM, dirty_limits, limit_dirty
 from userblk.harness.machine.subprocesses import CommandError, Recorder
-from userblk.harness.machine.teardown import Teardown, TeardownError, recover, start_time
+from userblk.harness.machine.teardown import Teardown, TeardownError, noted, recover, settings_put_back, start_time
 from userblk.harness.model.config import load_system
 from userblk.harness.running.runner import mark_done
 from userblk.harness.stores.servers import LocalStore
@@ -62,7 +62,7 @@ def test_all_steps_are_taken_in_reverse(tmp_path: Path) -> None:
     with pytest.raises(TeardownError, match="Is a directory"):
         stack.unwind()
     assert setting.read_text() == "first"  # the failed step did not keep the others from being taken
-    assert [arguments["value"] for _, arguments in json.loads(stack.journal.read_text())] == ["this is a directory"]
+    assert [arguments["value"] for _, arguments in noted(stack.journal)[1]] == ["this is a directory"]
     with pytest.raises(TeardownError, match="Is a directory"):
         stack.unwind()  # it stays noted
 
@@ -124,7 +124,37 @@ def test_what_another_version_noted_is_told(tmp_path: Path) -> None:
     said = f"remove_other /dev/other: noted by another version of userblk; .*, or remove {journal}"
     with pytest.raises(TeardownError, match=said):
         recover()
-    assert setting.read_text() == "old" and json.loads(journal.read_text()) == steps[1:]
+    assert setting.read_text() == "old" and noted(journal)[1] == [tuple(steps[1])]
+
+
+def test_a_journal_that_is_none_is_named_with_its_remedy() -> None:
+    """As after a loss of power, on a /run that outlives it."""
+    Teardown()  # makes the directory
+    journal = teardown.RUN / f"journal-{1 << 30}-1.json"
+    for text in ("", "5", "[[1]]", '{"steps": []}'):
+        journal.write_text(text)
+        for look in (recover, settings_put_back):
+            with pytest.raises(TeardownError, match=f"^{journal}: cannot be read: .*, and remove it$"):
+                look()
+
+
+def test_only_files_are_removed_of_what_was_left_before_a_restart(tmp_path: Path) -> None:
+    """The rest went with the machine; disks, processes and settings of those names are somebody else's by now."""
+    setting, tree = tmp_path / "setting", tmp_path / "tree"
+    setting.write_text("of this boot")
+    tree.mkdir()
+    left = Teardown()
+    left.boot = "another"
+    left.push("remove_tree", path=str(tree))
+    left.push("restore_setting", path=str(setting), value="of the earlier boot")
+    assert settings_put_back() == {}
+    left_by_a_killed_runner(left)
+    (line,) = recover()
+    assert line.startswith("tore down 1 things") and line.endswith("before the machine was started again")
+    assert setting.read_text() == "of this boot" and not tree.exists()
+    left.push("restore_setting", path=str(setting), value="of the earlier boot")
+    left_by_a_killed_runner(left)
+    assert len(recover()) == 1 and recover() == []
 
 
 def test_a_killed_runner_is_recovered(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ tuning._set = killed
 tuning.tune(["nvme0n1"], Path({str(root)!r}), Path({str(state)!r}))
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=LIMIT, check=False).returncode == -9
-    assert contents(root) != before and len(json.loads(state.read_text())) == 6
+    assert contents(root) != before and len(tuning.noted(state)) == 6
     tuning.restore(root, state)
     assert contents(root) == before
 
@@ -137,6 +137,29 @@ def test_what_the_kernel_refuses_is_told(root: Path, tmp_path: Path, monkeypatch
     with pytest.raises(TuningError, match="scaling_governor=schedutil: it stays performance"):
         tuning.restore(root, state)
     assert state.exists()
+
+
+def test_what_was_set_before_a_restart_is_not_put_back(root: Path, tmp_path: Path) -> None:
+    """The machine has done that; what it has since is not to be lost."""
+    disks, state = ["nvme0n1"], tmp_path / "tuned.json"
+    tuning.tune(disks, root, state)
+    note = json.loads(state.read_text())
+    state.write_text(json.dumps(note | {"boot": "another"}))
+    governor = root / CPU / "cpu0/cpufreq/scaling_governor"
+    governor.write_text("powersave")
+    assert tuning.noted(state) == [] and not tuning.facts(disks, root, state)["by_userblk"]
+    assert tuning.tune(disks, root, state) == [] and governor.read_text() == "performance"
+    tuning.restore(root, state)
+    assert governor.read_text() == "powersave"
+
+
+def test_a_note_that_is_none_is_named_with_its_remedy(root: Path, tmp_path: Path) -> None:
+    state = tmp_path / "tuned.json"
+    for text in ("", "5", '{"boot": "b"}'):
+        state.write_text(text)
+        with pytest.raises(TuningError, match=f"^{state}: cannot be read: .*, and remove it$"):
+            tuning.noted(state)
+        assert tuning.facts([], root, state)["by_userblk"]
 
 
 def test_warnings_tell_what_was_not_done(root: Path, tmp_path: Path) -> None:
