@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..machine import paths
 from ..machine.blockdev import identify
 from ..machine.packages import installing
 from ..machine.safety import Refused, check, confirmation, contents, first_confirmation
+from ..machine.teardown import TeardownError, in_words, noted, stale
 from ..machine.tuning import hardware_disks
 from ..model import config, source, tables
 from ..model.config import SystemConfig
@@ -159,6 +161,18 @@ def device_needs(disk: str) -> list[Need]:
     return needs
 
 
+def left_needs(journal: Path) -> list[Need]:
+    """What a killed runner has left, which has to go first."""
+    try:
+        steps = noted(journal)[1]
+    except FileNotFoundError:
+        return []
+    except TeardownError as error:
+        return [Need("a journal that can be read", False, str(error))]
+    fix = "userblk run, or resume, tears it down before anything else"
+    return [Need(in_words(step), False, fix) for step in reversed(steps)]
+
+
 def examine() -> list[Finding]:
     """Everything; the machine itself first, advice last."""
     found = [Finding("measuring on this machine", "base", base_needs()), Finding("lab", "lab", lab_needs())]
@@ -166,4 +180,5 @@ def examine() -> list[Finding]:
         found.append(Finding(name, "system", system_needs(config.load_system(name))))
     found += [Finding(f"suite {name}", "suite", suite_needs(name)) for name in APPLICATIONS]
     found += [Finding(disk, "device", device_needs(disk)) for disk in hardware_disks()]
+    found += [Finding(f"left by a killed campaign: {one}", "journal", left_needs(one)) for one in stale()]
     return [*found, Finding("wear and temperature of devices", "advice", [program(*one) for one in ADVICE.items()])]

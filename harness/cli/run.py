@@ -303,7 +303,7 @@ def follow(plan: Plan, directory: Path, display: progress.Display, module: str =
             if not reason:
                 say("Stopping, and tearing down the systems.")
             with interrupt.held():
-                runner.stop()
+                runner.stop(say)
         if reason:
             raise ConfigError(str(reason)) from None
         if not module:

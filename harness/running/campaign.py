@@ -28,6 +28,7 @@ from ..machine.blockdev import identify
 from ..machine.durable import write_json
 from ..machine.safety import check, confirmation, first_confirmation, refuse_twice
 from ..machine.subprocesses import WITH_PARENT
+from ..machine.teardown import TeardownError, in_words, journal_of, noted
 from ..model.config import VIRTUAL, Suite, SystemConfig, load_parameters
 from ..model.parts import ENGINES, KINDS, Engine, Kind
 from ..model.plan import Device, Plan, estimate, write_plan
@@ -57,7 +58,9 @@ LAB_VIRTUAL_MIB = 3072 + LAB_MODEL_MIB
 CAMPAIGN = "campaign.json"  # in its directory: what was asked for, and where it began
 LAB_PATIENCE, LAB_START = 5.0, 600.0  # a guest that takes longer hangs: times the estimate; and s
 LAB_BUSY = 4.0  # times as long again in virtual time, which is worth as much on a machine that others keep busy
-STOP_LIMIT = 180.0  # s that a runner gets to tear down what it brought up
+STOP_LIMIT = 180.0  # s that a runner gets to end, once nothing is left that it has to tear down
+STEP_LIMIT = 900.0  # s that it gets for each thing: longer than an umount may take
+TELL_S = 30.0  # between lines about what is waited for
 
 Event = dict[str, Any]
 
@@ -510,30 +513,70 @@ class RunnerProcess:
             if item is None:
                 open_streams -= 1
                 continue
-            name, line = item
-            if name == "event":
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    event = None
-                if isinstance(event, dict) and "event" in event:
-                    yield event
-                    continue
-            yield {"event": "note", "time": time.time(), "text": line}
+            yield _event(*item)
 
     def wait(self) -> int:
         """Its exit code; as shells have it, if a signal ended it."""
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
-    def stop(self) -> None:
-        """Have it tear everything down, and wait for that; kill it only if that takes too long."""
+    def stop(self, tell: Callable[[str], None]) -> None:
+        """
+        Have it tear everything down, and wait for that; kill it only if it does not get on. tell: what is waited for,
+        and what a killed one leaves.
+        """
+        try:
+            self._end(tell)
+        finally:
+            for thread in self._threads:
+                thread.join(1.0)
+            while not self._lines.empty():  # what nobody waits for any more, such as what could not be torn down
+                item = self._lines.get()
+                if item and (event := _event(*item))["event"] == "note":
+                    tell(event["text"])
+
+    def _end(self, tell: Callable[[str], None]) -> None:
+        journal = journal_of(self._process.pid)
         if self._until_eof and self._process.stdin:
             self._process.stdin.close()
         elif self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_LIMIT)
-            return
+        left, since = _left(journal), time.monotonic()
+        told = since
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
+                return
+            now, before = time.monotonic(), left
+            left = _left(journal)
+            if left != before:
+                since = now
+            if now - since > (STEP_LIMIT if left else STOP_LIMIT):
+                break
+            if left and now - told > TELL_S:
+                tell(f"Still tearing down, {len(left)} things to go: {left[-1]}")
+                told = now
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        if self._until_eof:
+            tell("the connection was closed; the runner there goes on tearing down, and its results are not fetched")
+            return
+        tell(f"Process {self._process.pid} got no further within {now - since:.0f} s, and was killed.")
+        if left:
+            tell(f"{journal} notes what it left: {'; '.join(reversed(left))}. userblk resume tears that down first.")
+
+
+def _event(name: str, line: str) -> Event:
+    """What a line on one of the runner's streams says; text that is no event is a note."""
+    with contextlib.suppress(ValueError):
+        event = json.loads(line) if name == "event" else None
+        if isinstance(event, dict) and "event" in event:
+            return event
+    return {"event": "note", "time": time.time(), "text": line}
+
+
+def _left(journal: Path) -> list[str]:
+    """What a runner has still to tear down."""
+    with contextlib.suppress(FileNotFoundError, TeardownError):
+        return [in_words(step) for step in noted(journal)[1]]
+    return []

@@ -106,10 +106,10 @@ class Guests:
         lost = len(self._plan.entries) - self._skipped - sum(self._counts[name] for name in known)
         return EXIT_PARTLY if code == EXIT_DONE and lost else code  # of guests that stopped before them
 
-    def stop(self) -> None:
+    def stop(self, tell: Callable[[str], None]) -> None:
         """End all guests; what they brought up ends with them."""
         for runner in self._running.values():
-            runner.stop()
+            runner.stop(tell)
 
     def _valid(self, entry: Entry) -> bool:
         return valid_summary(self._directory / self._plan.directory(entry))

@@ -17,6 +17,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from ..machine.durable import write_json
@@ -160,7 +161,7 @@ class MultiHostCampaign:
         self._stopping.set()
         for part in self._parts:
             if part.runner:
-                part.runner.stop()
+                part.runner.stop(partial(self._tell, part.host))
 
     def _tell(self, host: Host, text: str) -> None:
         with self._showing:
@@ -187,7 +188,7 @@ class MultiHostCampaign:
         words = ["env", f"PYTHONPATH={hosts.userblk}/{python}", "python3", "-m", "userblk.harness.running.runner"]
         part.runner = RunnerProcess(_ssh(hosts, host, *words, "--until-eof", f"{there}/plan.json"), until_eof=True)
         if self._stopping.is_set():
-            part.runner.stop()
+            part.runner.stop(partial(self._tell, host))
         for event in part.runner.events(1.0):
             if event:
                 with self._showing:

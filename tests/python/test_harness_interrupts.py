@@ -7,18 +7,24 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 from interrupted import interrupt_then, interrupts
+from loops import LIMIT
 from runner_process import plan_for
+from userblk.harness.cli import doctor
+from userblk.harness.machine import teardown
 from userblk.harness.machine.interrupt import Interrupted, outranks
 from userblk.harness.machine.subprocesses import CommandError
 from userblk.harness.machine.teardown import Teardown, TeardownError
 from userblk.harness.model.plan import Plan
+from userblk.harness.running import campaign
 from userblk.harness.running import runner as runner_module
+from userblk.harness.running.campaign import RunnerProcess
 from userblk.harness.running.runner import Runner
 from userblk.harness.systems import Running
 
@@ -107,3 +113,60 @@ def test_a_disk_that_cannot_be_failed_is_torn_down(plan: Plan, tmp_path: Path, m
 
 def _named(plan: Plan) -> tuple[str, str]:
     return plan.devices["sata"].path, plan.devices["sata"].confirm
+
+
+# ---- from outside ---------------------------------------------------------------------
+
+TEARS_DOWN = """
+import json, sys, time
+from pathlib import Path
+from userblk.harness.machine import interrupt, teardown
+teardown.RUN = Path(sys.argv[1])
+interrupt.install()
+stack, seconds = teardown.Teardown(), [float(word) for word in sys.argv[2:]]
+
+@teardown.undo
+def takes(s: float) -> None:
+    time.sleep(s)
+
+for s in seconds:
+    stack.push("takes", s=s)
+try:
+    print(json.dumps({"event": "start"}), flush=True)
+    time.sleep(60)
+finally:
+    stack.unwind()
+    print(json.dumps({"event": "note", "text": "all is torn down"}), flush=True)
+"""
+
+
+def stopped(directory: Path, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> tuple[int, list[str]]:
+    """The exit code of a runner that tears down in so many seconds each, and what the user sees meanwhile."""
+    monkeypatch.setattr(teardown, "RUN", directory)
+    monkeypatch.setattr(campaign, "STOP_LIMIT", 0.5)
+    monkeypatch.setattr(campaign, "STEP_LIMIT", 5.0)
+    monkeypatch.setattr(campaign, "TELL_S", 1.0)
+    words = [sys.executable, "-c", TEARS_DOWN, str(directory), *map(str, seconds)]
+    runner, said = RunnerProcess(words), list[str]()
+    next(event for event in runner.events(LIMIT) if event)
+    runner.stop(said.append)
+    return runner.wait(), said
+
+
+def test_who_tears_down_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it gets on: an umount alone may take minutes."""
+    code, said = stopped(tmp_path, monkeypatch, 1.5, 2.5, 2.5)
+    assert code == 1 and "all is torn down" in said, said  # by Interrupted, which nobody catches there
+    assert "Still tearing down, 3 things to go: takes 2.5" in said
+
+
+def test_what_a_killed_runner_leaves_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = stopped(tmp_path, monkeypatch, 1.0, 600.0)
+    (journal,) = tmp_path.glob("journal-*.json")
+    assert code == 128 + signal.SIGKILL
+    assert said[-1] == f"{journal} notes what it left: takes 600.0; takes 1.0. userblk resume tears that down first."
+    (found,) = [one for one in doctor.examine() if one.kind == "journal"]
+    assert str(journal) in found.name and [need.what for need in found.missing] == ["takes 600.0", "takes 1.0"]
+    journal.write_text("")
+    (need,) = doctor.left_needs(journal)
+    assert not need.met and "remove it" in need.fix
