@@ -282,11 +282,13 @@ class Measurement:
         )
         (run.directory / replay.FILE).write_text(replay.job_file(job.argv, comments))
 
-    def looking(self) -> AbstractContextManager[str]:
+    def looking(self, recorder: Recorder) -> AbstractContextManager[str]:
         """perf, in the repetition that it looks at: what it samples, else ""."""
         if self.run.entry.repetition != SAMPLING:
             return nullcontext("")
-        return perf.recording(self.run.directory / perf.DATA, self.job.seconds, installing(perf.PACKAGE))
+        seconds = self.job.seconds
+        limit = seconds + FLUSH_PATIENCE + SERVER_PATIENCE
+        return perf.recording(recorder, self.run.directory / perf.DATA, seconds, limit, installing(perf.PACKAGE))
 
     def watch(self, argv: Sequence[str]) -> Watched:
         """Start argv and watch it until it has ended and what it wrote is written back."""
@@ -296,11 +298,12 @@ class Measurement:
         names = [device.name for device in self.devices]
         server = run.running.server or None
         with ExitStack() as stack:
+            stack.callback(recorder.save)  # once all has ended
             synced = [stack.enter_context(opened(path, os.O_RDONLY)) for path in job.synced]
             interval_s = self.interval_s
             events = self.counting and not run.profile.instructions  # which counting syscalls takes itself
             counted = stack.enter_context(counters.counting(server, events))
-            sampled = stack.enter_context(self.looking())
+            sampled = stack.enter_context(self.looking(recorder))
             sampler = stack.enter_context(Sampler(names, server, interval_s, counted, Meter()))
             hardware = Watcher(run.entry.device, run.device.disk)
             if not run.plan.emulated:
@@ -315,11 +318,8 @@ class Measurement:
                 problems, first_io = watch(process, job, run.running, origin)
                 ended = time.monotonic()
             finally:
-                try:
-                    if process:
-                        process.end()
-                finally:
-                    recorder.save()
+                if process:
+                    process.end()
             self.problems += problems
             self._write_back(synced)
         assert process  # else an error has left the block

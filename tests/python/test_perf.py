@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -25,11 +26,14 @@ from userblk.analysis.summaries import load_campaign, read_campaign
 from userblk.harness import cli
 from userblk.harness.machine import packages
 from userblk.harness.machine.paths import CONFIGS
+from userblk.harness.machine.subprocesses import Recorder
+from userblk.harness.machine.teardown import noted, start_time
 from userblk.harness.model.plan import COUNTING, EXTRA, SAMPLING, extend
 from userblk.harness.observing import perf
 from userblk.harness.observing.instructions import Place, Sides
 from userblk.harness.observing.perf_script import Frame, Record, records
 from userblk.harness.running.stopping import judge_all
+from waiting import wait_until
 
 SIDES = Sides(application="fio", server=20, device="43,0", backing="7,0")
 TEXT = """
@@ -78,7 +82,8 @@ def test_what_perf_records_here(tmp_path: Path) -> None:
     if not shutil.which("perf"):
         pytest.skip("perf is not installed")
     code = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
-    with perf.recording(tmp_path / "perf.data", 1, "") as sampled:
+    recorder = Recorder(tmp_path)
+    with perf.recording(recorder, tmp_path / "perf.data", 1, 60, "") as sampled:
         begin = time.monotonic()
         busy = subprocess.Popen([sys.executable, "-c", code])
         assert busy.wait(60) == 0
@@ -97,13 +102,52 @@ def test_perf_that_is_not_there_or_fails(tmp_path: Path, monkeypatch: pytest.Mon
     program = tmp_path / "perf"
     program.write_text("#!/bin/sh\necho 'no permission' >&2\nexit 1\n")
     program.chmod(0o755)
+    remedy, recorder = "apt-get install linux-perf", Recorder(tmp_path)
+    for name in ("setpriv", "timeout"):
+        (tmp_path / name).symlink_to(shutil.which(name) or "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(perf.PerfError, match="no permission"), perf.recording(tmp_path / "data", 1, ""):
+    with pytest.raises(perf.PerfError, match="no permission"), perf.recording(recorder, tmp_path / "data", 1, 9, ""):
         pass
     program.unlink()
-    remedy = "apt-get install linux-perf"
-    with pytest.raises(perf.PerfError, match=remedy), perf.recording(tmp_path / "data", 1, remedy):
+    with pytest.raises(perf.PerfError, match=remedy), perf.recording(recorder, tmp_path / "data", 1, 9, remedy):
         pass
+
+
+RECORDS = """#!/bin/sh
+for word; do case $word in --output=*) output=${word#--output=};; esac; done
+echo $$ > "$output"
+while :; do sleep 0.1; done
+"""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from userblk.harness.machine import teardown
+from userblk.harness.machine.subprocesses import Recorder
+from userblk.harness.observing import perf
+place = Path(sys.argv[1])
+teardown.RUN = place / "run"
+with perf.recording(Recorder(place, teardown.Teardown()), place / "data", 1, 600, ""):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_perf_does_not_outlive_who_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would record all CPUs until the disk is full. Nor longer than it was given, by words of its own."""
+    (tmp_path / "perf").write_text(RECORDS)
+    (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    pid = int((tmp_path / "data").read_text())
+    wait_until("perf has ended", lambda: not start_time(pid), 60)
+    (journal,) = (tmp_path / "run").glob("journal-*.json")
+    ((step, arguments),) = noted(journal)[1]
+    assert (step, arguments["name"]) == ("end_process", "perf")
+    with perf.recording(recorder := Recorder(tmp_path), tmp_path / "other", 1, 600, ""):
+        (process,) = recorder.processes
+    argv = process.record["argv"]
+    assert isinstance(argv, list) and process.poll() == -signal.SIGINT
+    assert argv[argv.index("timeout") :][:4] == ["timeout", "--signal=INT", "600", "perf"]
 
 
 def test_who_has_no_perf_is_told_its_package(
