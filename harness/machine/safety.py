@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from ..observing.hardware import controllers
 from . import blockdev
 from .blockdev import BlockDevice, disk_of, identify, number_of, opened, other_disks, serial_of, sysfs_of, wwid_of
 from .locks import Held, locked
@@ -255,9 +256,7 @@ def openers(nodes: Collection[Node]) -> list[tuple[int, str, Node]]:
 def _past(disk: Path) -> list[Path]:
     """/sys directories of the character devices that send a disk commands past its block device: SCSI's, NVMe's."""
     generic = Path("/sys/class/nvme-generic", disk.name.replace("nvme", "ng", 1))
-    paths = [*disk.glob("device/scsi_generic/*"), *disk.glob("device/bsg/*"), generic]
-    if disk.name.startswith("nvme"):
-        paths.append(Path("/sys/class/nvme", disk.name.rpartition("n")[0]))
+    paths = [*disk.glob("device/scsi_generic/*"), *disk.glob("device/bsg/*"), generic, *controllers(disk)]
     return [path for path in paths if (path / "dev").exists()]
 
 

@@ -95,19 +95,26 @@ OWN_CPUS = _own_cpus()  # from the start: what is started later must not stay wh
 
 def hardware_disks(root: Path = Path("/")) -> list[str]:
     """Kernel names of whole disks that are no loop, RAM or other devices without hardware."""
-    return sorted(path.parent.name for path in root.glob("sys/block/*/device"))
+    found = (path.parent for path in root.glob("sys/block/*/device"))
+    return sorted(disk.name for disk in found if _text(disk / "hidden") != "1")  # a path to an NVMe disk of several
 
 
 def numa_node(disk: str, root: Path = Path("/")) -> int | None:
     """None: it has none of its own, or does not tell."""
-    found = next((text for place in above(root, disk) if (text := _text(place / "numa_node"))), "-1")
+    places = (place for one in above(root, disk) for place in one)
+    found = next((text for place in places if (text := _text(place / "numa_node"))), "-1")
     return int(found) if found.isdigit() else None
 
 
 def interrupts(disk: str, root: Path = Path("/")) -> list[int]:
-    for place in above(root, disk):
+    """Of each of its controllers."""
+    return sorted(number for places in above(root, disk) for number in _interrupts(places))
+
+
+def _interrupts(places: Sequence[Path]) -> list[int]:
+    for place in places:
         if (place / "msi_irqs").is_dir():
-            return sorted(int(path.name) for path in (place / "msi_irqs").iterdir())
+            return [int(path.name) for path in (place / "msi_irqs").iterdir()]
         if (text := _text(place / "irq")).isdigit() and int(text):
             return [int(text)]
     return []

@@ -23,6 +23,7 @@ PERIOD = 1.0  # s; reads of sysfs that send the disk no command
 SLOWED = 0.9  # of the highest clock rate: a rate below it is a warning if the governor asks for the highest
 PATIENCE = 30  # s for a command
 LINK = ("current_link_speed", "current_link_width")
+SENSORS = ("hwmon*", "hwmon/hwmon*", "device/hwmon/hwmon*")  # below a controller; of one kernel or another
 ERRORS = ("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal")
 # What an NVMe disk counts of its heat, as nvme and smartctl call it: minutes above a limit, times that it slowed down.
 THERMAL = ("warning_temp_time", "critical_comp_time", "thm_temp1_trans_count", "thm_temp2_trans_count")
@@ -35,37 +36,43 @@ def _text(path: Path) -> str:
         return ""
 
 
-def above(root: Path, disk: str) -> Iterator[Path]:
-    """The directories of a disk's device and of the buses that it is on, the nearest first."""
-    place = (root / "sys/block" / disk / "device").resolve()
+def controllers(disk: Path) -> list[Path]:
+    """Where the buses that a disk is on begin: its device, or the controllers of an NVMe disk of several paths, which
+    is their subsystem's. disk: its directory of sysfs.
+    """
+    device = (disk / "device").resolve()
+    if not device.name.startswith("nvme-subsys"):
+        return [device]
+    return sorted(path.resolve() for path in device.glob("nvme*") if re.fullmatch(r"nvme\d+", path.name))
+
+
+def above(root: Path, disk: str) -> Iterator[list[Path]]:
+    """For each of them, its directory and those of the buses that it is on, the nearest first."""
     top = (root / "sys").resolve()
-    while place != top and top in place.parents:
-        yield place
-        place = place.parent
+    for place in controllers(root / "sys/block" / disk):
+        yield [one for one in (place, *place.parents) if top in one.parents]
 
 
-def _port(disk: str, root: Path) -> Path | None:
-    """The PCIe device that a disk is, or hangs on."""
-    return next((place for place in above(root, disk) if (place / LINK[0]).exists()), None)
+def _ports(disk: str, root: Path) -> list[Path]:
+    """The PCIe devices that a disk is, or hangs on."""
+    found = (next((place for place in places if (place / LINK[0]).exists()), None) for places in above(root, disk))
+    return [port for port in found if port]
 
 
 def link(disk: str, root: Path = Path("/")) -> str:
-    """The PCIe link of a disk or of its controller, such as "8.0 GT/s PCIe x4"; "" without one."""
-    port = _port(disk, root)
-    return f"{_text(port / LINK[0])} x{_text(port / LINK[1])}" if port else ""
+    """The PCIe link of a disk or of each of its controllers, such as "8.0 GT/s PCIe x4"; "" without one."""
+    return ", ".join(f"{_text(port / LINK[0])} x{_text(port / LINK[1])}" for port in _ports(disk, root))
 
 
 def full_link(disk: str, root: Path = Path("/")) -> str:
     """What that link can be."""
-    port = _port(disk, root)
-    speed, width = (_text(port / name.replace("current", "max")) for name in LINK) if port else ("", "")
-    return f"{speed} x{width}" if speed and width else ""
+    links = [[_text(port / name.replace("current", "max")) for name in LINK] for port in _ports(disk, root)]
+    return ", ".join(f"{speed} x{width}" for speed, width in links) if all(map(all, links)) else ""
 
 
 def link_errors(disk: str, root: Path = Path("/")) -> int:
-    """Errors that the PCIe device of a disk has reported since it was found."""
-    port = _port(disk, root)
-    texts = [_text(port / name) for name in ERRORS] if port else []
+    """Errors that the PCIe devices of a disk have reported since they were found."""
+    texts = [_text(port / name) for port in _ports(disk, root) for name in ERRORS]
     return sum(int(number) for text in texts for number in re.findall(r"^TOTAL_ERR_\w+ (\d+)$", text, re.MULTILINE))
 
 
@@ -83,8 +90,8 @@ def throttled(root: Path = Path("/")) -> int:
 
 def temperature(disk: str, root: Path = Path("/")) -> tuple[float | None, float | None]:
     """The temperature of a disk by the kernel's sensor, and the one it calls too hot; degrees C."""
-    block = root / "sys/block" / disk / "device"
-    for sensor in sorted([*block.glob("hwmon*"), *block.glob("hwmon/hwmon*"), *block.glob("device/hwmon/hwmon*")]):
+    places = controllers(root / "sys/block" / disk)
+    for sensor in (path for place in places for name in SENSORS for path in sorted(place.glob(name))):
         values = [_text(sensor / name) for name in ("temp1_input", "temp1_max")]
         if values[0]:
             now, limit = (float(value) / 1e3 if value.lstrip("-").isdigit() else None for value in values)

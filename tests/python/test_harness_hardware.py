@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from loops import loop
 from runner_process import SIZE, plan_for, summaries
+from userblk.harness.machine import tuning
 from userblk.harness.observing import hardware
 from userblk.harness.observing.environment import changes, condition, distortions
 from userblk.harness.observing.hardware import Watcher, full_link, link, link_errors, parse_thermal
@@ -76,6 +77,39 @@ def test_a_run_in_which_nothing_happens(root: Path) -> None:
     assert not watcher.problems and not watcher.warnings
     assert watcher.facts == {"link": f"{GEN3} x4", "cpu_mhz": [3000, 3000], "temperature_c": 41.85}
     assert watched(root, disk="sda").facts == {"cpu_mhz": [3000, 3000]}
+
+
+@pytest.fixture
+def multipath(root: Path) -> Path:
+    """The same machine with native NVMe multipath: the disk is its subsystem's, and each path to it a hidden one."""
+    subsystem, block = root / "sys/devices/virtual/nvme-subsystem/nvme-subsys0", root / "sys/block"
+    (subsystem / "nvme0n1").mkdir(parents=True)
+    (subsystem / "nvme0").symlink_to(root / NVME)
+    (block / "nvme0n1/device").unlink()
+    (block / "nvme0n1/device").symlink_to(subsystem)
+    (block / "nvme0c0n1").mkdir()
+    (block / "nvme0c0n1/hidden").write_text("1\n")
+    (block / "nvme0c0n1/device").symlink_to(root / NVME)
+    (root / PORT / "numa_node").write_text("1\n")
+    (root / PORT / "msi_irqs").mkdir()
+    (root / PORT / "msi_irqs/77").write_text("msix\n")
+    return root
+
+
+def test_a_disk_of_several_paths_has_the_links_and_interrupts_of_its_controllers(multipath: Path) -> None:
+    root = multipath
+    assert (link("nvme0n1", root), full_link("nvme0n1", root)) == (f"{GEN3} x4", "16.0 GT/s PCIe x4")
+    assert link_errors("nvme0n1", root) == 2
+    assert hardware.temperature("nvme0n1", root) == (41.85, 70.0)
+    assert tuning.numa_node("nvme0n1", root) == 1 and tuning.interrupts("nvme0n1", root) == [77]
+    assert tuning.hardware_disks(root) == ["nvme0n1", "sda"]
+    other = "sys/devices/pci0000:80/0000:81:00.0"
+    for name, text in {"current_link_speed": GEN1, "current_link_width": "4", "msi_irqs/80": "msix"}.items():
+        (root / other / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / other / name).write_text(f"{text}\n")
+    (root / other / "nvme/nvme1").mkdir(parents=True)
+    (root / "sys/devices/virtual/nvme-subsystem/nvme-subsys0/nvme1").symlink_to(root / other / "nvme/nvme1")
+    assert link("nvme0n1", root) == f"{GEN3} x4, {GEN1} x4" and tuning.interrupts("nvme0n1", root) == [77, 80]
 
 
 def test_a_link_that_changes_makes_the_run_invalid_even_if_it_comes_back(root: Path) -> None:

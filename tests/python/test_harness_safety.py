@@ -51,6 +51,22 @@ def test_unconfirmed_says_what_is_on_it(tmp_path: Path) -> None:
         check(device, CONFIRM)  # a signature alone is no reason, once confirmed
 
 
+def test_commands_past_a_disk_go_to_each_of_its_controllers(tmp_path: Path) -> None:
+    """With native multipath its name has the number of their subsystem."""
+    subsystem = tmp_path / "nvme-subsys5"
+    for name in ("nvme3", "nvme4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "dev").write_text("240:3\n")
+    for name in ("nvme3", "nvme4", "nvme5n1"):
+        subsystem.mkdir(exist_ok=True)
+        (subsystem / name).symlink_to(tmp_path / name)
+    for disk, device in (("nvme5n1", subsystem), ("nvme3n1", tmp_path / "nvme3")):
+        (tmp_path / disk).mkdir()
+        (tmp_path / disk / "device").symlink_to(device)
+    assert [path.name for path in safety._past(tmp_path / "nvme5n1")] == ["nvme3", "nvme4"]
+    assert [path.name for path in safety._past(tmp_path / "nvme3n1")] == ["nvme3"]
+
+
 def test_mounted(tmp_path: Path) -> None:
     with loop(tmp_path, SIZE) as device:
         run("mkfs.ext4", "-q", "-F", device)
