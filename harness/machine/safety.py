@@ -37,6 +37,7 @@ WIPEFS_PATIENCE = 30.0  # s
 OPEN_PATIENCE = 3.0  # s that udev and the like may look at a device
 LOOP_GET_STATUS64 = 0x4C05  # linux/loop.h
 CONFIGFS = Path("/sys/kernel/config")
+BTRFS = Path("/sys/fs/btrfs")
 EXPORTS = {  # of the kernel, which opens a device without being a program: the file that names it, and by what
     "nvmet/subsystems/*/namespaces/*/device_path": "NVMe target",
     "nvmet/subsystems/*/passthru/device_path": "NVMe target",
@@ -397,9 +398,10 @@ def _refuse_used(device: BlockDevice, over: str) -> None:
                 f"{path}: {disk.name} is the same disk by another path (wwid {device.wwid}), and may be in use by that;"
                 f" remove it with: echo 1 >/sys/block/{disk.name}/device/delete, or name another device"
             )
-    for link in Path("/sys/fs/btrfs").glob("*/devices/*"):
-        if number_of(link.resolve()) in numbers:
-            raise Refused(f"{path}: {link.name} belongs to a mounted btrfs; unmount it, or name another device")
+    for link in BTRFS.glob("*/devices/*"):
+        with suppress(FileNotFoundError):  # the disk was pulled out
+            if number_of(link.resolve()) in numbers:
+                raise Refused(f"{path}: {link.name} belongs to a mounted btrfs; unmount it, or name another device")
 
 
 def _refuse_member(device: BlockDevice) -> None:

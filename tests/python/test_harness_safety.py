@@ -51,6 +51,17 @@ def test_unconfirmed_says_what_is_on_it(tmp_path: Path) -> None:
         check(device, CONFIRM)  # a signature alone is no reason, once confirmed
 
 
+def test_a_disk_that_was_pulled_out_of_a_btrfs_is_no_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safety, "BTRFS", tmp_path / "btrfs")
+    devices = tmp_path / "btrfs/uuid/devices"
+    devices.mkdir(parents=True)
+    (devices / "sdz").symlink_to("/sys/devices/none/block/sdz")
+    with loop(tmp_path, SIZE) as device:
+        check(device, CONFIRM)
+        (devices / "loop").symlink_to(Path("/sys/block", Path(device).name))
+        assert "belongs to a mounted btrfs" in refusal(device)
+
+
 def test_commands_past_a_disk_go_to_each_of_its_controllers(tmp_path: Path) -> None:
     """With native multipath its name has the number of their subsystem."""
     subsystem = tmp_path / "nvme-subsys5"
