@@ -101,7 +101,12 @@ def script(data: Path, window: tuple[float, float]) -> list[perf_script.Record]:
     if done.returncode:
         said = (done.stderr.decode(errors="replace").strip().splitlines() or ["no word"])[-1]
         raise PerfError(f"perf script ended with exit code {done.returncode}: {said}")
-    return list(perf_script.records(done.stdout.decode(errors="replace").splitlines()))
+    lines = done.stdout.decode(errors="replace").splitlines()
+    found = list(perf_script.records(lines))
+    if not found:
+        said = f"prints what userblk cannot read, such as {lines[0].strip()!r}" if lines else "finds no sample"
+        raise PerfError(f"perf script {said} of the measured time; try another version of perf")
+    return found
 
 
 def write(path: Path, stacks: Stacks, operations: float, sampled: str) -> None:

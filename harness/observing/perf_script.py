@@ -11,7 +11,8 @@ SAMPLE_FIELDS = "comm,pid,tid,time,event,ip,sym,dso"
 TRACE_FIELDS = "comm,pid,tid,time,event,trace"
 UNKNOWN = "[unknown]"
 
-HEAD = re.compile(r"(\S.*?)\s+(-?\d+)/(-?\d+)\s+(\d+\.\d+):\s+(\d+\s+)?([a-z_]\w*(?:[:-]\w+)*):(.*)$")
+# An event may be of one kind of CPU of several: cpu_core/cycles/P.
+HEAD = re.compile(r"(\S.*?)\s+(-?\d+)/(-?\d+)\s+(\d+\.\d+):\s+(\d+\s+)?([a-z_][\w./=,:-]*):(\s.*|)$")
 FRAME = re.compile(r"([0-9a-f]+) (.+?) \((.*)\)$")
 KERNEL_ADDRESS = 1 << 63
 

@@ -94,8 +94,22 @@ def test_what_perf_records_here(tmp_path: Path) -> None:
     assert own > 0
     if sampled == "cpu-clock":  # ns: a CPU did nothing else for a second, less what others took
         assert 1e7 < own < 2e9
-    nothing = perf.folded(perf.script(tmp_path / "perf.data", (begin - 100, begin - 99)), sides)
-    assert nothing == {}
+    with pytest.raises(perf.PerfError, match="finds no sample of the measured time"):
+        perf.script(tmp_path / "perf.data", (begin - 100, begin - 99))
+
+
+@pytest.mark.parametrize("event", ["cycles", "cycles:P", "cpu_core/cycles/", "cpu_core/cycles/P", "cpu_atom/cycles/P"])
+def test_a_cpu_of_two_kinds_has_events_of_its_own(event: str) -> None:
+    (one,) = records(TEXT.split("\n\n")[0].replace("cpu-clock:pppH", event).splitlines())
+    assert (one.event, one.period, len(one.stack)) == (event, 1_000_000, 3)
+
+
+def test_what_perf_prints_of_others_is_no_flame_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "perf").write_text("#!/bin/sh\necho ' fio [of another form]'\n")
+    (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(perf.PerfError, match="cannot read, such as 'fio .of another form.'"):
+        perf.script(tmp_path / "data", (1.0, 2.0))
 
 
 def test_perf_that_is_not_there_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
