@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -71,14 +72,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     done: list[dict[str, Any]] = []
     steady = False
+    child: subprocess.Popen[bytes] | None = None
+    ended = 0
+
+    def end(number: int, frame: object) -> None:
+        """The round first: whoever waits for this program waits for its I/O."""
+        nonlocal ended
+        ended = number
+        if child:
+            child.send_signal(number)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
     while len(done) < args.most and not steady:
         directory = args.output.parent / f"round-{len(done) + 1}"
         directory.mkdir()
         began = time.monotonic()
         words = words_of(args.words, len(done), directory)
-        code = subprocess.run([*WITH_PARENT, *words], check=False).returncode
-        if code:
-            return code
+        child = subprocess.Popen([*WITH_PARENT, *words])
+        if ended:  # as it started
+            child.send_signal(ended)
+        code = child.wait()
+        if code or ended:
+            return code or 128 + ended
         side = side_of(read_report(directory / "fio.json"))
         kops = side["total_ios"] / side["runtime"]
         done.append({"began": began, "ended": time.monotonic(), "kops": kops})

@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from .interrupt import held
-from .teardown import Teardown, start_time
+from .teardown import Teardown, group_lives, holds_within, start_time
 
 # How the names of variables begin that users set for themselves, and that change what programs do that are measured or
 # make what is: of PostgreSQL and its clients, make, tar, mke2fs.
@@ -99,13 +99,16 @@ class Process:
         return f"{self.record['name']}: {end_in_words(code)}: {last_line(self.errors)}"
 
     def end(self) -> None:
-        """SIGTERM to its process group, wait; SIGKILL only if that does not help: a killed fio leaves I/O behind."""
+        """SIGTERM to its process group, wait for all of that; SIGKILL only if that does not help: a killed fio leaves
+        I/O behind. What one that has ended by itself has left in its group is meant to stay.
+        """
         with held():
+            if self.poll() is not None:
+                return
             for number, patience in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 20.0)):
-                if self.poll() is not None:
-                    return
-                os.killpg(self.pid, number)
-                if self.wait(patience):
+                with suppress(ProcessLookupError):  # none is left
+                    os.killpg(self.pid, number)
+                if holds_within(patience, lambda: self.poll() is not None and not group_lives(self.pid)):
                     return
         raise CommandError(f"{self.record['name']} (pid {self.pid}) does not end, even by SIGKILL")
 

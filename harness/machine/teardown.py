@@ -88,6 +88,16 @@ def has_threads(pid: int) -> bool:
         return False
 
 
+def group_lives(group: int) -> bool:
+    """Has a process group a member that is no zombie, for which nobody may ever wait?"""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended since
+            state, _, found, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(found) == group and state not in "ZX":
+                return True
+    return False
+
+
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """What is written below RUN inside. Raises TeardownError if it cannot be, as where that is full."""
@@ -270,18 +280,17 @@ def _alone() -> Iterator[None]:
 
 @undo
 def end_process(pid: int, started: int, name: str) -> None:
-    """SIGTERM, then SIGKILL; the holder of its Popen reaps a child. started: 0 if it had ended already."""
-    if not started:
+    """SIGTERM, then SIGKILL, also to the others of the process group that it leads; the holder of its Popen reaps a
+    child. started: 0 if it had ended already.
+    """
+    if not started or start_time(pid) != started:
         return
-    for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, PATIENCE)):
-        if start_time(pid) != started:
-            return
-        with contextlib.suppress(ProcessLookupError):  # ended since
-            os.kill(pid, number)
-        end = time.monotonic() + patience
-        while start_time(pid) == started and time.monotonic() < end:
-            time.sleep(0.02)
-    if start_time(pid) == started:
+    with contextlib.suppress(ProcessLookupError):  # ended since
+        leads = os.getpgid(pid) == pid
+        for number, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, PATIENCE)):
+            (os.killpg if leads else os.kill)(pid, number)
+            if holds_within(patience, lambda: start_time(pid) != started and not (leads and group_lives(pid))):
+                return
         raise TeardownError(f"{name} (pid {pid}) does not end")
 
 

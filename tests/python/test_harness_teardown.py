@@ -324,6 +324,34 @@ def test_a_process_that_ended_before_it_was_noted_needs_nothing() -> None:
     teardown.UNDO["end_process"](pid=ended.pid, started=started, name="true")
 
 
+LEADER = """
+(trap 'sleep 1.5; touch "$0.ended"; exit' TERM; touch "$0"; while :; do sleep 0.1; done) &
+trap 'exit 0' TERM
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("recovered", [False, True])
+def test_the_end_of_a_command_is_that_of_its_process_group(recovered: bool, tmp_path: Path) -> None:
+    """What it has started does I/O, and may take longer than itself."""
+    ready = tmp_path / "ready"
+    process = Recorder(tmp_path).spawn(["sh", "-c", LEADER, str(ready)])
+    wait_until("the group runs", ready.exists)
+    if recovered:
+        teardown.UNDO["end_process"](pid=process.pid, started=process.started, name="sh")
+    else:
+        process.end()
+    assert ready.with_name("ready.ended").exists() and process.poll() is not None
+
+
+def test_what_a_command_leaves_on_purpose_stays(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.run(["sh", "-c", f"sleep 300 & echo $! > {tmp_path}/pid"], timeout=60)
+    server = int((tmp_path / "pid").read_text())
+    assert start_time(server)
+    os.kill(server, signal.SIGKILL)
+
+
 def test_a_load_that_outlives_a_killed_runner_is_ended(tmp_path: Path) -> None:
     """The signal for the death of its parent may find it where it cannot end."""
     killed = Teardown()

@@ -65,6 +65,7 @@ def repeat(directory: Path, rates: list[int], most: int, monkeypatch: pytest.Mon
     program.chmod(0o755)
     monkeypatch.setenv("FAKE_LOG", str(directory / "log"))
     monkeypatch.setenv("FAKE_RATES", json.dumps(rates))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of the tests stay
     words = [str(program), "--randseed=7", f"--output={rounds.ROUND}/fio.json"]
     assert rounds.main([f"--most={most}", "--window=5", f"--output={directory / rounds.FILE}", "--", *words]) == 0
     workload = load_suite("pts", "pts").workloads[0]
@@ -105,6 +106,20 @@ def test_a_round_does_not_outlive_its_program(tmp_path: Path, number: signal.Sig
     finally:
         if start_time(child):
             os.kill(child, signal.SIGKILL)
+
+
+def test_the_program_of_rounds_ends_after_its_round(tmp_path: Path) -> None:
+    """Which may still write: the run's teardown begins once the program has ended."""
+    ready, program = tmp_path / "ready", tmp_path / "fio"
+    script = f"trap 'sleep 1; touch {ready}.ended; exit 0' TERM\ntouch {ready}\nwhile :; do sleep 0.1; done\n"
+    program.write_text(f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
+    words = [sys.executable, "-m", rounds.__name__, "--most=9", "--window=3", f"--output={tmp_path / rounds.FILE}"]
+    with subprocess.Popen([*words, "--", str(program)]) as running:
+        wait_until("the round runs", ready.exists)
+        running.terminate()
+        assert running.wait(60) == 128 + signal.SIGTERM and (tmp_path / "ready.ended").exists()
+    assert not (tmp_path / "round-2").exists()
 
 
 def plan_of(device: str, confirm: str, round_s: float = 60, **changes: Any) -> Plan:
