@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from .paper_cells import BLOCKS, Span, span_of
 from .papers import WILDCARD, Claim
 from .render import signed
-from .statistics import Interval
+from .statistics import Interval, ratio_of_means
 from .table import DEVICES, METRICS, SYSTEMS, Cell, Metric, Table, half_width_limit
 
 EPSILON = 1e-6  # a number meets the bound that is printed with the same digits
@@ -239,12 +239,10 @@ def _ratio(cell: Cell, other: Cell, printed: bool) -> Span | None:
     """The mean of one cell over that of the other; their intervals are taken as independent."""
     if cell.mean is None or other.mean is None or not other.mean.value:
         return None
-    value = cell.mean.value / other.mean.value
-    away = 0.0
-    if not printed:
-        half, other_half = (math.inf if mean.half is None else mean.half for mean in (cell.mean, other.mean))
-        away = math.hypot(half, value * other_half if value else 0.0) / abs(other.mean.value)
-    return Span(value - away, value, value + away)
+    if printed:
+        return _point(Interval(cell.mean.value / other.mean.value))
+    ratio = ratio_of_means(cell.mean, other.mean)
+    return span_of(ratio) if ratio else None
 
 
 def _ratio_bounds(claim: Claim, one: _Instance, printed: bool) -> tuple[float, float]:

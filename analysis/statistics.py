@@ -97,11 +97,29 @@ def ratio_interval(sample: Sequence[float], baseline: Sequence[float]) -> Interv
     if spread == 0:
         return Interval(ratio, ratio, ratio)
     t = t_quantile(_degrees(a, n, ratio * ratio * b, m))
-    # Roots r of (top - r bottom)^2 = t^2 (a + r^2 b).
-    g = t * t * b / (bottom * bottom)
+    return _fieller(ratio, bottom, t * t * a, t * t * b)
+
+
+def ratio_of_means(top: Interval, bottom: Interval) -> Interval | None:
+    """Ratio of two independent means of which the intervals are known, not the samples.
+
+    Fieller's with the square of each mean's half width for t^2 and the variance of it, so that each keeps its own
+    degrees of freedom (Donner, Zou 2012). None if the lower mean is 0; no ends if it may be, or an interval is missing.
+    """
+    if bottom.value == 0:
+        return None
+    ratio = top.value / bottom.value
+    if top.half is None or bottom.half is None:
+        return Interval(ratio)
+    return _fieller(ratio, bottom.value, top.half**2, bottom.half**2)
+
+
+def _fieller(ratio: float, bottom: float, a: float, b: float) -> Interval:
+    """The ratio with the roots r of (top - r bottom)^2 = a + r^2 b; without, where bottom^2 is not more than b."""
+    g = b / (bottom * bottom)
     if g >= 1:
         return Interval(ratio)
-    root = t / abs(bottom) * math.sqrt(max(0.0, spread - g * a))
+    root = math.sqrt(max(0.0, a + ratio * ratio * b - g * a)) / abs(bottom)
     return Interval(ratio, (ratio - root) / (1 - g), (ratio + root) / (1 - g))
 
 

@@ -245,6 +245,19 @@ def test_bounds_of_absolute_values_are_as_written() -> None:
         assert check_claim(one, {2: means(a=5.0)}, {2: [("sata", "a")]}).verdict is verdict
 
 
+@pytest.mark.parametrize(("half", "verdict"), [(1.0, ClaimVerdict.HOLDS), (2.0, ClaimVerdict.OPEN)])
+def test_a_ratio_to_an_uncertain_mean_is_not_symmetric(half: float, verdict: ClaimVerdict) -> None:
+    """10 ±0.5 over 5 ±2 is from 1.4 to 3.3; linearised, it would end at 2.8."""
+    table = table_with({(A, "nbdkit"): (-100, 1), (A, "tcmu"): (-20, 1)})
+    cells = dict(table.cells)
+    for system, mean in (("nbdkit", interval(10.0, 0.5)), ("tcmu", interval(5.0, half))):
+        key = ("sata", A, system, THROUGHPUT.id)
+        cells[key] = dataclasses.replace(cells[key], mean=mean)
+    table = dataclasses.replace(table, cells=cells)
+    one = claim(ratio=True, most=3.0, than={"systems": ["tcmu"]})
+    assert check_claim(one, {1: table}, {1: table.rows}).verdict is verdict
+
+
 @pytest.mark.parametrize(("half", "verdict"), [(0.1, ClaimVerdict.FAILS), (None, ClaimVerdict.OPEN)])
 def test_a_ratio_of_nothing(half: float | None, verdict: ClaimVerdict) -> None:
     """A system that did nothing at all is 0 times as fast as another."""
