@@ -135,7 +135,7 @@ def run_kernel(program: Path, root: Path, args: argparse.Namespace) -> str:
 
 
 def mounts_below(place: Path) -> list[str]:
-    """Of this mount namespace, the last one first."""
+    """Those of this mount namespace, the last one first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return [point for point in reversed(points) if point.startswith(f"{place}/")]
 
