@@ -229,7 +229,7 @@ def _draw_scaling(where: str, scaling: dict[tuple[str, int], Samples], systems: 
 
 
 def _style(system: str, systems: Sequence[str]) -> dict[str, Any]:
-    """Of a system's line."""
+    """How a system's line is drawn."""
     own = look(system, systems)
     label = SYSTEMS.get(system, system)
     return {"color": own.colour, "linestyle": own.line, "marker": own.marker, "label": label}
