@@ -57,15 +57,30 @@ UNFINISHED_WARNING, UNFINISHED_LIMIT = 0.05, 0.5  # of the bytes of counted writ
 CREATE_LIMIT = 36000.0  # s: four million files through a slow system
 
 
+def _configured(workload: Workload) -> Path:
+    return CONFIGS / "workloads" / f"{workload.file or workload.id}.f"
+
+
+def with_text(workload: Workload) -> Workload:
+    """With that of its file as it is now."""
+    return replace(workload, text=_configured(workload).read_text())
+
+
 def argv(
-    program: Path, workload: Workload, device: str, directory: Path, seed: int, phase: str, *options: str
+    program: Path, workload: Workload, device: str, directory: Path, place: Path, seed: int, phase: str, *options: str
 ) -> list[str]:
-    """The command line of one phase. directory: where the files are made, on the file system."""
+    """
+    The command line of one phase. directory: where the files are made, on the file system; place: where the workload
+    file is written that it reads.
+    """
     words = [f"--set=dir={directory}"]
     words += [f"--set={name}={value}" for name, value in workload.variables[device].items()]
     if phase == "run":
         words.append("--trust")  # what it looked at would be in the caches, which were dropped for this
-    file = CONFIGS / "workloads" / f"{workload.file or workload.id}.f"
+    file = _configured(workload)
+    if workload.text:  # else the plan is of a version that did not keep it
+        file = place / file.name
+        file.write_text(workload.text)
     return [str(program), "--quiet", f"--phase={phase}", f"--seed={seed}", *words, *options, str(file)]
 
 
@@ -370,7 +385,7 @@ class Flow(DeviceEngine):
                 values |= _of_shape(workload, values.pop("size"), values.pop("io", 0))
             seconds = self.duration_s(workload, profile.of(workload, device))
             variables[device] = {**workload.fixed, **values, "runtime": math.ceil(seconds)}  # whole, as files have it
-        return replace(workload, variables=variables)
+        return with_text(replace(workload, variables=variables))
 
     def comes_first(self, workload: Workload) -> bool:
         return True
@@ -412,12 +427,12 @@ class Flow(DeviceEngine):
 
     def create(self, run: Run, program: Path, directory: Path) -> list[str]:
         """What makes its files below the system under test; none: the workload does."""
-        return argv(program, run.workload, run.entry.device, directory, run.entry.seed, "create")
+        return argv(program, run.workload, run.entry.device, directory, run.directory, run.entry.seed, "create")
 
     def measured(self, run: Run, program: Path, directory: Path, results: Path) -> list[str]:
         """What is measured, and writes its results."""
         options = run_options(run.workload, run.profile, results)
-        return argv(program, run.workload, run.entry.device, directory, run.entry.seed, "run", *options)
+        return argv(program, run.workload, run.entry.device, directory, run.directory, run.entry.seed, "run", *options)
 
     def make(self, run: Run, directory: Path, recorder: Recorder, memory: Memory) -> dict[str, object]:
         """Makes its files below the system under test; what was found. Raises CommandError, BringUpError."""

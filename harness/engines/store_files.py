@@ -10,7 +10,7 @@ from ..model.config import Parameter, Profile, Suite, SystemConfig, Workload
 from ..model.parts import ENGINES, Kind
 from ..model.tables import Table
 from .base import times, with_times
-from .flow import shaped, values_of
+from .flow import shaped, values_of, with_text
 from .store import OverStore, latencies_of
 
 KERNEL = "kernel"  # the client that makes a disk, which alone can hold a file system
@@ -43,7 +43,7 @@ class StoreFiles(OverStore):
             device: {**workload.fixed, **values_of(workload, profile, parameters, device), "runtime": seconds}
             for device in devices
         }
-        return replace(workload, variables=values)
+        return with_text(replace(workload, variables=values))
 
     def timed(self, workload: Workload, profile: Profile) -> Profile:
         """With the times of the suite, and nothing cut beyond them: Filebench cuts nothing."""

@@ -37,7 +37,8 @@ class Workload:
     engine response: an open loop that offers load, % of what fio does with threads jobs of that depth; 0: that run.
     engine attach: threads disks come and go at once, until there are depth samples of each measure.
     file: its workload file, "" where that has the id's name; fixed: variables of it that the suite sets; parameters:
-    the paper that has the others' values (configs/papers), "": configs/workloads.
+    the paper that has the others' values (configs/papers), "": configs/workloads. text: of the workload file when the
+    plan was made, so that all of a campaign runs the same.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Workload:
     file: str = ""
     fixed: Mapping[str, int] = field(default_factory=dict)
     parameters: str = ""
+    text: str = ""
 
     @property
     def alone(self) -> bool:

@@ -311,7 +311,7 @@ class StoreRunner(Runner):
         mark = self.teardown.mark()
         point, _ = mount_points(self.teardown)
         program, results = self.flow_program(), directory / "flow.json"
-        words = (program, workload, entry.device, point, entry.seed)
+        words = (program, workload, entry.device, point, directory, entry.seed)
         try:
             flush_cache(disk.path)  # of a volume that another run had there
             made = make_ext4(disk, self.size_of(workload), recorder)

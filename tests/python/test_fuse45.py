@@ -136,7 +136,7 @@ def test_shapes_do_what_their_names_say(name: str, shared: bool, tmp_path: Path)
     made = tmp_path / "made"
     made.mkdir()
     for phase in ("create", "run"):
-        words = argv(FLOW, workload, "sata", made, 1, phase, f"--json={tmp_path / 'flow.json'}")
+        words = argv(FLOW, workload, "sata", made, tmp_path, 1, phase, f"--json={tmp_path / 'flow.json'}")
         subprocess.run(words, check=True, timeout=60)
     report = json.loads((tmp_path / "flow.json").read_text())
     assert report["end"] == "all-done" and report["threads"] == 4

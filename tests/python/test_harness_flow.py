@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from userblk.harness.engines import WorkloadError, flow
+from userblk.harness.machine.paths import CONFIGS
 from userblk.harness.model.config import Workload, load_profile, load_suite, load_system
-from userblk.harness.model.plan import Device, make_plan
+from userblk.harness.model.plan import Device, make_plan, read_plan, write_plan
 from userblk.harness.observing.samplers import DiskUse, Use
 from userblk.harness.running.measuring import cache_warnings
 
@@ -307,7 +308,9 @@ def test_the_series_is_kept(tmp_path: Path) -> None:
 
 def test_both_phases_get_the_same_seed_and_variables() -> None:
     workload = dataclasses.replace(READ, variables={"sata": {"nfiles": 7, "runtime": 3}, "nvme": {}})
-    create, run = (flow.argv(Path("/f"), workload, "sata", Path("/m"), 5, phase) for phase in ("create", "run"))
+    create, run = (
+        flow.argv(Path("/f"), workload, "sata", Path("/m"), Path("/r"), 5, phase) for phase in ("create", "run")
+    )
     assert [word for word in create if word not in run] == ["--phase=create"]
     # The files were made a moment ago: to look at them would bring metadata into caches that were dropped since.
     assert [word for word in run if word not in create] == ["--phase=run", "--trust"]
@@ -318,4 +321,30 @@ def test_both_phases_get_the_same_seed_and_variables() -> None:
 def test_every_workload_has_its_file() -> None:
     for workload in load_suite("bdus-fs").workloads:
         any_values = dataclasses.replace(workload, variables={"x": {}})
-        assert Path(flow.argv(Path("/f"), any_values, "x", Path("/"), 1, "run")[-1]).is_file()
+        assert Path(flow.argv(Path("/f"), any_values, "x", Path("/"), Path("/r"), 1, "run")[-1]).is_file()
+
+
+def test_a_campaign_goes_on_with_the_workload_files_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has become of them since; its runs keep them."""
+    monkeypatch.setattr(flow, "CONFIGS", tmp_path)
+    (tmp_path / "workloads").mkdir()
+    file = tmp_path / "workloads/read.f"
+    file.write_text("as it was\n")
+    began = flow.with_text(dataclasses.replace(READ, variables={"x": {}}))
+    file.write_text("edited meanwhile\n")
+    (tmp_path / "run").mkdir()
+    words = flow.argv(Path("/f"), began, "x", Path("/m"), tmp_path / "run", 1, "create")
+    assert words[-1] == str(tmp_path / "run/read.f") and Path(words[-1]).read_text() == "as it was\n"
+    older = dataclasses.replace(began, text="")  # a plan of a version that did not keep it
+    assert flow.argv(Path("/f"), older, "x", Path("/m"), tmp_path / "run", 1, "create")[-1] == str(file)
+
+
+def test_a_plan_keeps_its_workload_files(tmp_path: Path) -> None:
+    plan = make_plan(
+        suite=load_suite("bdus-fs"), profile=QUICK, systems=[load_system("native")],
+        devices=[Device("nvme", "/dev/null", "1")], campaign="t", build="b",
+    )  # fmt: skip
+    kept = read_plan(write_plan(plan, tmp_path)).suite.workloads
+    assert {one.text for one in kept} == {(CONFIGS / f"workloads/{one.file or one.id}.f").read_text() for one in kept}

@@ -431,7 +431,7 @@ def test_the_thesis_file_systems_are_planned_with_its_sizes(tmp_path: Path) -> N
 def test_all_variables_of_the_file_systems_are_the_workload_files(tmp_path: Path) -> None:
     for profile in ("quick", "paper"):
         for workload in files_plan(profile).suite.workloads:
-            argv = flow.argv(FLOW, workload, "store-0ms", tmp_path, 1, "create", "--check")
+            argv = flow.argv(FLOW, workload, "store-0ms", tmp_path, tmp_path, 1, "create", "--check")
             done = subprocess.run(argv, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stderr) == (0, ""), (profile, workload.id)
 
