@@ -9,6 +9,7 @@ Standard library only: the runner looks at it. root is another one in tests.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -257,15 +258,19 @@ def warnings(found: Mapping[str, object]) -> list[str]:
 
 @contextlib.contextmanager
 def on_cpus(cpus: str) -> Iterator[None]:
-    """What is started meanwhile runs on these CPUs; "": on any. Raises OSError if none of them is on line."""
+    """What is started meanwhile runs on these CPUs; "": on any. Raises OSError if one of them cannot be used: the
+    kernel leaves out those that are off line, or not there.
+    """
     if not cpus:
         yield
         return
     try:
-        os.sched_setaffinity(0, cpu_list(cpus))
-    except OSError as error:
-        raise OSError(error.errno, f"CPUs {cpus} cannot be used: {error.strerror}") from None
-    try:
+        try:
+            os.sched_setaffinity(0, cpu_list(cpus))
+        except OSError as error:
+            raise OSError(error.errno, f"CPUs {cpus} cannot be used: {error.strerror}") from None
+        if (found := os.sched_getaffinity(0)) != cpu_list(cpus):
+            raise OSError(errno.EINVAL, f"CPUs {cpus} cannot be used: only {listed(found)} of them")
         yield
     finally:
         os.sched_setaffinity(0, OWN_CPUS)

@@ -235,6 +235,16 @@ class Runner:
             self.devices[name] = dataclasses.replace(found, path=os.path.realpath(path))
         self.keep_identities()
 
+    def check_pins(self) -> None:
+        """Has this machine the CPUs that the plan names, which another may have made? Raises Refused."""
+        for cpus in (self.plan.pin_server, self.plan.pin_client):
+            try:
+                with on_cpus(cpus):
+                    pass
+            except OSError as error:
+                pin = f"{self.plan.pin_server}:{self.plan.pin_client}"
+                raise Refused(f"pin={pin}: {error.strerror}; start a new campaign with CPUs of this machine") from None
+
     def keep_identities(self) -> None:
         """
         Record the identity of devices that the plan named unseen: a resumed run must find the same. What they hold is
@@ -255,6 +265,7 @@ class Runner:
         """Everything that is not done yet. The exit code; raises Refused before anything was touched."""
         with ExitStack() as stack:
             stack.enter_context(alone(self.directory))
+            self.check_pins()
             for line in recover():
                 self.emit("note", text=line)
             self.check_devices(stack)

@@ -18,10 +18,12 @@ from command_line import userblk
 from loops import LIMIT, loop
 from runner_process import SIZE, finish, start
 from userblk.harness.cli.tune import shown
-from userblk.harness.machine import paths, tuning
+from userblk.harness.machine import paths, teardown, tuning
+from userblk.harness.machine.safety import Refused
 from userblk.harness.machine.tuning import GOVERNOR, IDLE, INTERRUPTS, TURBO, TuningError, cpu_list
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan, read_plan, write_plan
+from userblk.harness.running.runner import Runner
 
 CPU = "sys/devices/system/cpu"
 PCI = "sys/devices/pci0000:00/0000:00:04.0"
@@ -95,7 +97,8 @@ def test_it_is_put_back_after_a_crash(root: Path, tmp_path: Path) -> None:
     program = f"""
 import os, signal
 from pathlib import Path
-from userblk.harness.machine import paths, tuning
+from userblk.harness.machine import paths, teardown, tuning
+from userblk.harness.machine.safety import Refused
 count = [0]
 real = tuning._set
 def killed(*words):
@@ -256,6 +259,21 @@ def test_workloads_and_servers_are_started_on_their_cpus(tmp_path: Path) -> None
     assert os.sched_getaffinity(0) == before
     with pytest.raises(OSError, match="CPUs 1000 cannot be used"), tuning.on_cpus("1000"):
         pass
+
+
+def test_cpus_that_are_not_all_there_are_no_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on another host, or after some went off line: the kernel takes what is left of them."""
+    before = os.sched_getaffinity(0)
+    with pytest.raises(OSError, match="CPUs 0,1000 cannot be used: only 0 of them"), tuning.on_cpus("0,1000"):
+        pass
+    assert os.sched_getaffinity(0) == before
+    plan = make_plan(
+        suite=load_suite("buse-null"), profile=load_profile("quick"), systems=[load_system("fuse-null")],
+        devices=[Device("sata", str(tmp_path / "none"), "1")], campaign="t", build="b", pin=("0", "0,1000"),
+    )  # fmt: skip
+    monkeypatch.setattr(teardown, "RUN", tmp_path / "run")
+    with pytest.raises(Refused, match="^pin=0:0,1000: CPUs 0,1000 cannot be used: only 0 of them; start a new"):
+        Runner(plan, tmp_path).run()
 
 
 def test_what_cannot_be_noted_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
