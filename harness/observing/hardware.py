@@ -77,8 +77,9 @@ def link_errors(disk: str, root: Path = Path("/")) -> int:
 
 
 def frequencies(root: Path = Path("/")) -> list[float]:
-    """Clock rates of the CPUs, MHz."""
-    texts = (_text(path) for path in (root / CPUS).glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    """Clock rates of the CPUs, MHz: of those that have one together, one, since each is asked by an interrupt."""
+    policies = {path.resolve() for path in (root / CPUS).glob("cpu[0-9]*/cpufreq")}
+    texts = (_text(policy / "scaling_cur_freq") for policy in policies)
     return [int(text) / 1e3 for text in texts if text.isdigit()]
 
 

@@ -36,6 +36,8 @@ class Periodic(ABC):
         due = time.monotonic()
         while True:
             due += self.interval
+            if due < (now := time.monotonic()):
+                due = now + self.interval  # what a slow look has missed is not made up for, which would take more time
             if self._stop.wait(max(0.0, due - time.monotonic())):
                 return
             self.look()

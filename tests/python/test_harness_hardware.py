@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from userblk.harness.machine import tuning
 from userblk.harness.observing import hardware
 from userblk.harness.observing.environment import changes, condition, distortions
 from userblk.harness.observing.hardware import Watcher, full_link, link, link_errors, parse_thermal
+from userblk.harness.observing.periodic import Periodic
 from userblk.harness.running.runner import Runner
 
 CPU = "sys/devices/system/cpu"
@@ -142,6 +144,28 @@ def test_heat_errors_and_slow_clocks_are_told(root: Path) -> None:
 
 def test_one_idle_cpu_that_slows_down_is_no_warning(root: Path) -> None:
     assert not watched(root, lambda: put(root / CPU / "cpu1/cpufreq/scaling_cur_freq", "800000")).warnings
+
+
+def test_cpus_of_one_clock_are_asked_once(root: Path) -> None:
+    shutil.rmtree(root / CPU / "cpu1/cpufreq")
+    (root / CPU / "cpu1/cpufreq").symlink_to(root / CPU / "cpu0/cpufreq")
+    assert hardware.frequencies(root) == [3000]
+
+
+def test_a_slow_look_is_not_made_up_for() -> None:
+    """Looks without a pause take the CPU time that is measured."""
+    times: list[float] = []
+
+    class Slow(Periodic):
+        def look(self) -> None:
+            times.append(time.monotonic())
+            if len(times) == 2:
+                time.sleep(0.6)
+
+    with Slow(0.05):
+        time.sleep(1.0)
+    pauses = [later - sooner for sooner, later in pairwise(times[1:-1])]
+    assert sum(pause < 0.01 for pause in pauses) <= 1, pauses
 
 
 def test_counts_of_heat(monkeypatch: pytest.MonkeyPatch) -> None:
