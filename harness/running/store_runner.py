@@ -38,8 +38,9 @@ from ..model.config import SystemConfig, Workload
 from ..model.parts import ENGINES, KINDS
 from ..model.plan import Entry
 from ..model.tables import ConfigError
+from ..observing.energy import Meter
 from ..observing.host_load import OtherPrograms
-from ..observing.samplers import Sampler
+from ..observing.samplers import Sampler, Use
 from ..stores.servers import Access, GivenStore, LocalStore, Store, new_prefix, roomy
 from ..stores.serving import Served, serve
 from ..systems import BringUpError, Running
@@ -49,6 +50,7 @@ from .measuring import (
     POLL_S,
     SERVER_DIED,
     WRITE_BACK_FAILED,
+    energy_of,
     metrics_of,
     steady_warnings,
     steal_warnings,
@@ -202,7 +204,7 @@ class StoreRunner(Runner):
             )
             started = now()
             with ExitStack() as sampling:
-                sampler = Sampler([], served.server.pid, profile.interval_ms / 1e3)
+                sampler = Sampler([], served.server.pid, profile.interval_ms / 1e3, meter=Meter())
                 sampling.enter_context(sampler)
                 others = OtherPrograms({os.getpid(), served.server.pid})
                 origin = time.monotonic()
@@ -232,6 +234,7 @@ class StoreRunner(Runner):
             recorder.save()
         sampler.write_csv(directory / "samples.csv", origin)
         metrics: dict[str, float | None] = {}
+        use: Use | None = None
         duration = 0.0
         version = ""
         more: dict[str, object] = {}
@@ -244,15 +247,17 @@ class StoreRunner(Runner):
         else:
             problems += result.problems * (not problems)
             duration, version = result.duration_s, result.version
+            operations = 1e3 * result.throughput_kops * duration
             begin = max(origin, ended + later - duration)
             if isinstance(result, Result):
                 warnings += [*result.warnings, *steady_warnings(result.warm_up)]
                 warm_up = asdict(result.warm_up) | {"ramp_s": result.ramp_s}
                 begin = result.begin(ahead) or origin
-                more = dict(result.settings)
+                more, operations = dict(result.settings), result.operations
             use = sampler.use(begin, begin + duration)
             warnings += steal_warnings(use)
             metrics = metrics_of(result, use) | (result.metrics if isinstance(result, Result) else {})
+            metrics |= energy_of(operations, use)
         settings = served.settings | (store.settings if store else {}) | {"volume_bytes": size}
         settings |= {"jobs": workload.threads, "depth": workload.depth, "block_size": workload.block_size}
         return {
@@ -264,6 +269,7 @@ class StoreRunner(Runner):
             "warnings": warnings + self.busy_warnings(others),
             "metrics": {} if problems else metrics,
             "warm_up": warm_up,
+            "energy_j": use.energy_j if use else {},
             "device_io": None,
             "backing_io": None,
             "settings": settings | {job.engine: {"version": version, **more}},

@@ -37,6 +37,7 @@ from userblk.harness.model.config import Workload, load_profile, load_suite, loa
 from userblk.harness.model.parts import ENGINES
 from userblk.harness.model.plan import Plan, estimate, make_plan, read_plan, write_plan
 from userblk.harness.model.tables import ConfigError
+from userblk.harness.observing import energy
 from userblk.harness.running import store_runner
 from userblk.harness.running.campaign import store_devices
 from userblk.harness.stores import servers
@@ -402,11 +403,17 @@ def test_cpu_time_until_all_is_stored_counts(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(runner, "start", start)
     monkeypatch.setattr(runner, "on_device", lambda *_: store_runner.Load("fio", ["true"], 0.0, parse))
+    zone = tmp_path / "powercap/intel-rapl:0"
+    zone.mkdir(parents=True)
+    for name, text in {"name": "package-0", "max_energy_range_uj": "1000", "energy_uj": "7"}.items():
+        (zone / name).write_text(text)
+    monkeypatch.setattr(energy, "ROOT", zone.parent)
     runner.run_one(plan.entries[0], plan.systems["s3backer-file"], None, "0.1")
     summary = json.loads((tmp_path / plan.directory(plan.entries[0]) / "summary.json").read_text())
     assert summary["valid"], summary["invalid"]
     # Less its part in the time of fio, which samples this far apart do not tell.
     assert 0.8 < summary["metrics"]["server_cpu_percent"] * summary["duration_s"] / 100 < 1.5
+    assert summary["energy_j"] == {"package-0": 0.0}  # as of all runs, where the machine counts it
 
 
 # ---- on a file system -------------------------------------------------------------------
