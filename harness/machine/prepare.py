@@ -12,9 +12,10 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ..observing.environment import meminfo
@@ -22,9 +23,11 @@ from . import cpusets
 from .blockdev import SAMPLES, BlockDevice, cached_share, discard, flush_cache, opened, zero_fill, zero_samples
 from .cpusets import CpusetError
 from .teardown import Teardown, restore_setting, settings_put_back, undo, write_setting
+from .tuning import cpu_list
 
 VM = Path("/proc/sys/vm")
 CPUS = Path("/sys/devices/system/cpu")
+IRQS = Path("/proc/irq")
 BLOCK = Path("/sys/block")
 WRITE_BACK = Path("/sys/module/userblk_writeback/parameters/estimate")  # lab/ssd/userblk_writeback.c
 MACHINE = Path("/sys/module/userblk_wakeup/parameters/machine")  # lab/ssd/userblk_wakeup.c
@@ -225,6 +228,28 @@ def dirty_limits() -> dict[str, int]:
     return {name: int((VM / name).read_text()) for name in names}
 
 
+@undo
+def restore_interrupt(path: str, value: str) -> None:
+    """To its CPUs, where the kernel allows that: of some it decides itself, which holds up no other campaign."""
+    file = Path(path)
+    try:
+        if file.exists() and cpu_list(file.read_text().strip()) != cpu_list(value):
+            file.write_text(value)
+    except (OSError, ValueError) as error:
+        print(f"userblk: {path} was {value} and cannot be put back: {error}", file=sys.stderr)
+
+
+def _interrupts_of(leaving: Collection[int]) -> Iterator[tuple[Path, str]]:
+    """What goes to these CPUs alone, and where that stands: the kernel sends it to all once they are off line, and
+    leaves it there when they are back.
+    """
+    for path in sorted(IRQS.glob("[0-9]*/smp_affinity_list")):
+        with suppress(OSError, ValueError):  # gone, or none is named
+            cpus = path.read_text().strip()
+            if cpu_list(cpus) <= set(leaving):
+                yield path, cpus
+
+
 def limit_cpus(count: int, teardown: Teardown) -> None:
     """Leave so many CPUs on line, the first ones; 0: all of them. Raises PrepareError."""
     online = [path for path in sorted(CPUS.glob("cpu[0-9]*"), key=_number) if _online(path)]
@@ -237,6 +262,8 @@ def limit_cpus(count: int, teardown: Teardown) -> None:
         raise PrepareError(str(error)) from None
     for path, cpus in reversed(sets):  # what is pushed first comes last
         teardown.push("restore_setting", path=str(path), value=cpus)
+    for path, cpus in _interrupts_of({_number(path) for path in leaving}):
+        teardown.push(restore_interrupt.__name__, path=str(path), value=cpus)
     for path in reversed(leaving):
         setting = path / "online"
         if not setting.exists():

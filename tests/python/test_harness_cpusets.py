@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from userblk.harness.machine import cpusets, prepare, teardown
 from userblk.harness.machine.cpusets import CPUS, ONLY_FIRST, CpusetError, to_restore
 from userblk.harness.machine.mounts import mounts_of
 from userblk.harness.machine.prepare import PrepareError, limit_cpus
@@ -76,12 +78,12 @@ def test_processes_have_all_cpus_again(cpuset: Path) -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         try:
             (cpuset / "tasks").write_text(str(process.pid))
-            own, teardown = os.sched_getaffinity(process.pid), Teardown()
+            own, stack = os.sched_getaffinity(process.pid), Teardown()
             try:
-                limit_cpus(1, teardown)
+                limit_cpus(1, stack)
                 assert os.sched_getaffinity(process.pid) == {0}
             finally:
-                teardown.unwind()
+                stack.unwind()
             assert os.sched_getaffinity(process.pid) == own
             assert (cpuset / CPUS).read_text() == before
         finally:
@@ -89,11 +91,49 @@ def test_processes_have_all_cpus_again(cpuset: Path) -> None:
 
 
 def test_a_set_is_not_left_without_cpus(cpuset: Path) -> None:
-    count, teardown = os.cpu_count(), Teardown()
+    count, stack = os.cpu_count(), Teardown()
     (cpuset / CPUS).write_text("1")
     try:
         with pytest.raises(PrepareError, match=r"has no others \(1\)"):
-            limit_cpus(1, teardown)
+            limit_cpus(1, stack)
         assert os.cpu_count() == count
     finally:
-        teardown.unwind()
+        stack.unwind()
+
+
+def test_interrupts_go_to_their_cpus_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of CPUs that were all off line, which the kernel has sent to all CPUs meanwhile."""
+    cpus, irqs, order = tmp_path / "cpu", tmp_path / "irq", list[str]()
+    for number in range(3):
+        (cpus / f"cpu{number}").mkdir(parents=True)
+        (cpus / f"cpu{number}/online").write_text("1")
+    wanted = {"5": "2", "6": "0-2", "7": "1-2", "8": "1-2", "9": "1", "10": ""}
+    for number, where in wanted.items():
+        (irqs / number).mkdir(parents=True)
+        (irqs / number / "smp_affinity_list").write_text(where)
+    monkeypatch.setattr(prepare, "CPUS", cpus)
+    monkeypatch.setattr(prepare, "IRQS", irqs)
+    monkeypatch.setattr(cpusets, "to_restore", lambda _: [])
+    monkeypatch.setattr(teardown, "RUN", tmp_path / "run")
+    stack = Teardown()
+    limit_cpus(1, stack)
+    assert [path.read_text() for path in sorted(cpus.glob("*/online"))] == ["1", "0", "0"]
+    for number in "57":
+        (irqs / number / "smp_affinity_list").write_text("0-2")
+    shutil.rmtree(irqs / "9")  # its device has gone
+    write_text = Path.write_text
+
+    def write(path: Path, text: str) -> int:
+        order.append(f"{path.parent.name}={text}")
+        if path.parent.name == "7":
+            raise OSError(5, "Input/output error")
+        return write_text(path, text)
+
+    monkeypatch.setattr(teardown, "replace", lambda *_: None)
+    monkeypatch.setattr(Path, "write_text", write)
+    stack.unwind()
+    assert order == ["cpu1=1", "cpu2=1", "7=1-2", "5=2"]
+    assert (irqs / "5/smp_affinity_list").read_text() == "2" and stack.steps == []
+    assert "irq/7/smp_affinity_list was 1-2 and cannot be put back" in capsys.readouterr().err
