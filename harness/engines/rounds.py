@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ended = 0
 
     def end(number: int, frame: object) -> None:
-        """The round first: whoever waits for this program waits for its I/O."""
+        """The round first: the runner waits for this program, and means its I/O."""
         nonlocal ended
         ended = number
         if child:

@@ -129,7 +129,7 @@ def stale() -> Iterator[Path]:
 
 
 def noted(journal: Path) -> tuple[str, list[Step]]:
-    """Of which boot a journal is, "" if an older version wrote it, and its steps. Raises TeardownError,
+    """The boot that a journal is of, "" if an older version wrote it, and its steps. Raises TeardownError,
     FileNotFoundError.
     """
     try:

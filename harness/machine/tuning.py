@@ -108,7 +108,7 @@ def numa_node(disk: str, root: Path = Path("/")) -> int | None:
 
 
 def interrupts(disk: str, root: Path = Path("/")) -> list[int]:
-    """Of each of its controllers."""
+    """Those of each of its controllers."""
     return sorted(number for places in above(root, disk) for number in _interrupts(places))
 
 

@@ -8,17 +8,11 @@ a line, from the outermost part to the innermost, and its cost, as other tools f
 from __future__ import annotations
 
 import os
-import shutil
-import signal
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..machine.interrupt import held
-from ..machine.subprocesses import Process, Recorder, end_in_words, last_line
 from . import perf_script
 from .instructions import Sides, application_pids, is_idle, path_of, place
 
@@ -29,8 +23,7 @@ FIELDS = "comm,pid,tid,time,period,event,ip,sym,dso"
 UNITS = {"cycles": "cycles", "cpu-clock": "ns of CPU time"}
 SEPARATOR = ";"
 PACKAGE = "linux-perf"  # by Debian's name
-START_LIMIT, END_LIMIT = 60.0, 600.0  # s
-TIMED_OUT = 124  # how timeout(1) says so
+END_LIMIT = 600.0  # s
 COUNTERS = Path("/sys/bus/event_source/devices")  # of CPUs: cpu, or cpu_core and cpu_atom
 
 Stacks = Mapping[tuple[str, ...], float]
@@ -50,38 +43,6 @@ def argv(output: Path, seconds: float, sampled: str) -> list[str]:
     often = max(1, min(MOST_HZ, int(SAMPLES / ((os.cpu_count() or 1) * max(seconds, 1)))))
     words = ["perf", "record", "--quiet", "--all-cpus", "-g", f"--event={sampled}", f"--freq={often}"]
     return [*words, "--clockid=CLOCK_MONOTONIC", "--no-buildid", "--no-buildid-cache", f"--output={output}"]
-
-
-@contextmanager
-def recording(recorder: Recorder, output: Path, seconds: float, limit: float, remedy: str) -> Iterator[str]:
-    """
-    What is sampled, of all CPUs, until the block's end, and never longer than limit s: also if nobody is left to end
-    perf. remedy: what installs it. Raises PerfError.
-    """
-    sampled = event()
-    if not shutil.which("perf"):
-        raise PerfError(f"perf is not installed; run: {remedy}")
-    process: Process | None = None
-    try:
-        with held():
-            # Not perf's own way, a command that it waits for: its head is then there before it records.
-            bound = ("timeout", "--signal=INT", f"{limit:.0f}")
-            process = recorder.spawn(argv(output, seconds, sampled), first=bound)
-        end = time.monotonic() + START_LIMIT
-        while not (output.exists() and output.stat().st_size):  # its head, which follows once all events are open
-            if process.poll() is not None or time.monotonic() > end:
-                raise PerfError(f"perf does not record {sampled}: {last_line(process.errors)}")
-            time.sleep(0.01)
-        yield sampled
-    finally:
-        if process:
-            process.child.send_signal(signal.SIGINT)
-            process.wait(END_LIMIT)
-            process.end()
-    code = process.poll()
-    assert code is not None
-    if code not in (0, -signal.SIGINT, TIMED_OUT):
-        raise PerfError(f"perf record: {end_in_words(code)}: {last_line(process.errors)}")
 
 
 def folded(records: Sequence[perf_script.Record], sides: Sides) -> Stacks:

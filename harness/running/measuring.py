@@ -33,6 +33,7 @@ from ..observing.instructions import Sides
 from ..observing.samplers import DiskUse, Sampler, Use
 from ..observing.warmup import WarmUp
 from ..systems import Running
+from .recording import recording
 
 ENVIRONMENT = "environment.json"  # in the directory of a campaign, and of each run
 FLUSH_PATIENCE = 300.0  # s that a workload may take beyond ramp and runtime, to write back what it left dirty
@@ -288,7 +289,7 @@ class Measurement:
             return nullcontext("")
         seconds = self.job.seconds
         limit = seconds + FLUSH_PATIENCE + SERVER_PATIENCE
-        return perf.recording(recorder, self.run.directory / perf.DATA, seconds, limit, installing(perf.PACKAGE))
+        return recording(recorder, self.run.directory / perf.DATA, seconds, limit, installing(perf.PACKAGE))
 
     def watch(self, argv: Sequence[str]) -> Watched:
         """Start argv and watch it until it has ended and what it wrote is written back."""

@@ -110,9 +110,9 @@ def test_interrupts_go_to_their_cpus_again(
         (cpus / f"cpu{number}").mkdir(parents=True)
         (cpus / f"cpu{number}/online").write_text("1")
     wanted = {"5": "2", "6": "0-2", "7": "1-2", "8": "1-2", "9": "1", "10": ""}
-    for number, where in wanted.items():
-        (irqs / number).mkdir(parents=True)
-        (irqs / number / "smp_affinity_list").write_text(where)
+    for irq, where in wanted.items():
+        (irqs / irq).mkdir(parents=True)
+        (irqs / irq / "smp_affinity_list").write_text(where)
     monkeypatch.setattr(prepare, "CPUS", cpus)
     monkeypatch.setattr(prepare, "IRQS", irqs)
     monkeypatch.setattr(cpusets, "to_restore", lambda _: [])
@@ -120,8 +120,8 @@ def test_interrupts_go_to_their_cpus_again(
     stack = Teardown()
     limit_cpus(1, stack)
     assert [path.read_text() for path in sorted(cpus.glob("*/online"))] == ["1", "0", "0"]
-    for number in "57":
-        (irqs / number / "smp_affinity_list").write_text("0-2")
+    for irq in "57":
+        (irqs / irq / "smp_affinity_list").write_text("0-2")
     shutil.rmtree(irqs / "9")  # its device has gone
     write_text = Path.write_text
 

@@ -32,6 +32,7 @@ from userblk.harness.model.plan import COUNTING, EXTRA, SAMPLING, extend
 from userblk.harness.observing import perf
 from userblk.harness.observing.instructions import Place, Sides
 from userblk.harness.observing.perf_script import Frame, Record, records
+from userblk.harness.running.recording import recording
 from userblk.harness.running.stopping import judge_all
 from waiting import wait_until
 
@@ -83,7 +84,7 @@ def test_what_perf_records_here(tmp_path: Path) -> None:
         pytest.skip("perf is not installed")
     code = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
     recorder = Recorder(tmp_path)
-    with perf.recording(recorder, tmp_path / "perf.data", 1, 60, "") as sampled:
+    with recording(recorder, tmp_path / "perf.data", 1, 60, "") as sampled:
         begin = time.monotonic()
         busy = subprocess.Popen([sys.executable, "-c", code])
         assert busy.wait(60) == 0
@@ -120,10 +121,10 @@ def test_perf_that_is_not_there_or_fails(tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("setpriv", "timeout"):
         (tmp_path / name).symlink_to(shutil.which(name) or "")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(perf.PerfError, match="no permission"), perf.recording(recorder, tmp_path / "data", 1, 9, ""):
+    with pytest.raises(perf.PerfError, match="no permission"), recording(recorder, tmp_path / "data", 1, 9, ""):
         pass
     program.unlink()
-    with pytest.raises(perf.PerfError, match=remedy), perf.recording(recorder, tmp_path / "data", 1, 9, remedy):
+    with pytest.raises(perf.PerfError, match=remedy), recording(recorder, tmp_path / "data", 1, 9, remedy):
         pass
 
 
@@ -137,10 +138,10 @@ import os, signal, sys
 from pathlib import Path
 from userblk.harness.machine import teardown
 from userblk.harness.machine.subprocesses import Recorder
-from userblk.harness.observing import perf
+from userblk.harness.running.recording import recording
 place = Path(sys.argv[1])
 teardown.RUN = place / "run"
-with perf.recording(Recorder(place, teardown.Teardown()), place / "data", 1, 600, ""):
+with recording(Recorder(place, teardown.Teardown()), place / "data", 1, 600, ""):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -157,7 +158,7 @@ def test_perf_does_not_outlive_who_started_it(tmp_path: Path, monkeypatch: pytes
     (journal,) = (tmp_path / "run").glob("journal-*.json")
     ((step, arguments),) = noted(journal)[1]
     assert (step, arguments["name"]) == ("end_process", "perf")
-    with perf.recording(recorder := Recorder(tmp_path), tmp_path / "other", 1, 600, ""):
+    with recording(recorder := Recorder(tmp_path), tmp_path / "other", 1, 600, ""):
         (process,) = recorder.processes
     argv = process.record["argv"]
     assert isinstance(argv, list) and process.poll() == -signal.SIGINT

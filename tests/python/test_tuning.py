@@ -143,7 +143,7 @@ def test_what_the_kernel_refuses_is_told(root: Path, tmp_path: Path, monkeypatch
 
 
 def test_what_was_set_before_a_restart_is_not_put_back(root: Path, tmp_path: Path) -> None:
-    """The machine has done that; what it has since is not to be lost."""
+    """The machine has done that; what it has since must not be lost."""
     disks, state = ["nvme0n1"], tmp_path / "tuned.json"
     tuning.tune(disks, root, state)
     note = json.loads(state.read_text())
