@@ -315,6 +315,24 @@ def test_check_ignores_what_nobody_needs(tool: Tool, serve_s3: ServeS3) -> None:
     assert tool("check")["damages"] == []
 
 
+def test_check_finds_that_the_log_goes_on(tool: Tool, serve_s3: ServeS3) -> None:
+    """A flushed object is lost behind the newest checkpoint: a reader sees the state before it, a server refuses."""
+    server = serve_s3("v")
+    handle = server.connect()
+    for number in range(4):
+        handle.pwrite(stamped(RUN, number, number + 1), number * BLOCK)
+        handle.flush()
+    server.kill()
+    key = log_of(serve_s3)[1]
+    delete(serve_s3, key)
+    result = tool("check", expect=1)
+    assert (result["damaged_objects"], result["damaged_bytes"]) == (1, 0)
+    (damage,) = result["damages"]
+    assert damage["object"] == f"{serve_s3.prefix}/v/{key}" and "no server can open the volume" in damage["reason"]
+    shown = tool.run("check")
+    assert shown.returncode == 1 and key in shown.stdout
+
+
 def test_check_looks_twice(tool: Tool, serve_s3: ServeS3, proxy: FaultProxy) -> None:
     """Bytes that are changed on the way are no damage; a store that does not answer is none either."""
     write_pieces(serve_s3)

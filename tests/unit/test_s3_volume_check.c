@@ -56,15 +56,22 @@ static const char *part_of(uint64_t seq, const char *part)
 	return key;
 }
 
-/* One of its bytes is another; missing: it is gone. */
-static void damage(const char *key, bool missing)
+/* One of its bytes is another, in the middle or in its header; missing: it is gone. */
+enum damage { MIDDLE, HEADER, MISSING };
+
+static void damage_so(const char *key, enum damage how)
 {
 	static uint8_t data[1 << 20];
 	size_t length = fake_store_object(key, data, sizeof data);
 
 	assert_in_range(length, 1, sizeof data);
-	data[length / 2] ^= 1;
-	fake_store_set(key, missing ? NULL : data, length);
+	data[how == HEADER ? 20 : length / 2] ^= 1;
+	fake_store_set(key, how == MISSING ? NULL : data, length);
+}
+
+static void damage(const char *key, bool missing)
+{
+	damage_so(key, missing ? MISSING : MIDDLE);
 }
 
 static void check_data(struct device *d)
@@ -404,6 +411,78 @@ static void test_a_check_that_is_stopped(void **state)
 	fake_store_reset();
 }
 
+static const char *log_object(uint64_t seq)
+{
+	static char key[64];
+
+	snprintf(key, sizeof key, "userblk/v%s", log_key(seq));
+	return key;
+}
+
+/* A writer has flushed four blocks, the first of them twice, and is gone; one object is lost. */
+static void lose_one_of_the_log(uint64_t seq)
+{
+	struct device d;
+
+	create_volume(&d, "size=64M");
+	assert_int_equal(write_block(&d, 0, 100), 0);
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(write_block(&d, i, i + 1), 0);
+	crash(&d);
+	fake_store_set(log_object(seq), NULL, 0);
+}
+
+/* What was flushed is lost, and a server cannot open the volume: a reader sees what was before. */
+static void test_a_reader_of_what_is_left(void **state)
+{
+	struct device reader, server;
+	struct found found;
+
+	(void)state;
+	lose_one_of_the_log(5);
+	device_open(&reader, &s3_backend, COMMON "readonly=on");
+	for (unsigned i = 0; i < 2; i++) {
+		found = check(&reader);
+		assert_is(&found, log_object(5),
+			"is missing, although it had been stored before object 6 of the log was");
+	}
+	device_close(&reader);
+	assert_int_equal(device_try(&server, &s3_backend, 0, COMMON), -EIO);
+	assert_holds(server.reported.error, "is missing, although it had been stored before");
+	fake_store_reset();
+}
+
+/* Objects that recovery needs although none of their blocks is in use. */
+static void test_a_server_replaces_the_end_of_its_log(void **state)
+{
+	struct found found;
+	struct device d;
+	unsigned i;
+
+	(void)state;
+	/* The fence; an object that the next one overwrites; the same, damaged. */
+	for (i = 0; i < 3; i++) {
+		create_volume(&d, "size=64M");
+		assert_int_equal(write_block(&d, 0, 100), 0);
+		for (unsigned j = 0; j < 4; j++)
+			assert_int_equal(write_block(&d, j, j + 1), 0);
+		assert_int_equal(check(&d).n, 0);
+		if (i < 2)
+			fake_store_set(log_object(i + 1), NULL, 0);
+		else
+			damage_so(log_object(2), HEADER);
+		found = check(&d);
+		assert_is(&found, log_object(i ? 2 : 1), "; a new checkpoint does not need it");
+		assert_int_equal(check(&d).n, 0);
+		crash(&d);
+		open_volume(&d);
+		check_data(&d);
+		assert_int_equal(check(&d).n, 0);
+		device_close(&d);
+	}
+	fake_store_reset();
+}
+
 struct listed {
 	unsigned n, others;
 };
@@ -431,10 +510,10 @@ static void test_a_store_that_has_lost_all(void **state)
 	fake_store_fail(S3_GET, "/log/", -ENOENT, UINT_MAX);
 	volume_of(&d)->cache_bytes = 128 << 10;
 	assert_int_equal(s3_verify(volume_of(&d), &verify), 0);
-	assert_int_equal(verify.damaged_objects, lost);
+	assert_int_equal(verify.damaged_objects, lost + 1); /* and the fence */
 	assert_int_equal(verify.damaged_bytes, lost * BLOCK);
 	assert_in_range(listed.n, 10, lost / 2);
-	assert_int_equal(listed.n + listed.others, lost);
+	assert_int_equal(listed.n + listed.others, lost + 1);
 	crash(&d);
 	fake_store_reset();
 }
@@ -484,6 +563,8 @@ int main(void)
 		cmocka_unit_test(test_a_reader_of_a_snapshot),
 		cmocka_unit_test(test_a_reader_beside_a_deletion),
 		cmocka_unit_test(test_a_check_that_is_stopped),
+		cmocka_unit_test(test_a_reader_of_what_is_left),
+		cmocka_unit_test(test_a_server_replaces_the_end_of_its_log),
 		cmocka_unit_test(test_a_store_that_has_lost_all),
 		cmocka_unit_test(test_a_clone),
 	};

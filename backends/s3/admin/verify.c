@@ -28,11 +28,15 @@
 /* Bytes may have been changed on the way: so often an object is read before it counts as damaged.
  */
 #define ATTEMPTS 3
+/* What a look at a header takes of the memory, unless it is a long one. */
+#define HEADER_BYTES (16u << 10)
+
 struct candidate {
 	uint64_t id;
 	uint32_t bytes;
 	uint8_t origin;
-	const struct s3_verify_part *part; /* or NULL: an object with data */
+	bool header;			   /* only that is looked at: of an object of the log */
+	const struct s3_verify_part *part; /* or NULL */
 };
 
 struct run {
@@ -52,6 +56,7 @@ struct run {
 	uint64_t done;
 	uint64_t used; /* of the memory; one object may be larger */
 	int result;
+	bool log_damaged; /* where the next open needs it */
 	struct s3_damaged_list damaged;
 };
 
@@ -119,18 +124,22 @@ static uint32_t compare(const struct s3_volume *v, const struct s3_damaged *d,
 	return wrong;
 }
 
+/* Notes how a GET has ended: -ENOENT is d's reason, other errors the store's. */
+static int note_get(struct s3_volume *v, struct s3_damaged *d, int r, const struct s3_request *req)
+{
+	if (r == -ENOENT)
+		snprintf(d->reason, sizeof d->reason, "is missing");
+	else if (r && r != -ENOMEM)
+		backend_error(
+			&v->host, "volume=%s: cannot read %s: %s", v->name, d->key, req->message);
+	return r;
+}
+
 /* Reads it from the store. 0; -ENOENT, which is d's reason; or what the store does not tell. */
 static int fetch(
 	struct s3_volume *v, struct s3_damaged *d, void *data, size_t bytes, struct s3_request *req)
 {
-	int r = s3_volume_get(v, d->key, data, bytes, req);
-
-	if (r == -ENOENT)
-		snprintf(d->reason, sizeof d->reason, "is missing");
-	else if (r)
-		backend_error(
-			&v->host, "volume=%s: cannot read %s: %s", v->name, d->key, req->message);
-	return r;
+	return note_get(v, d, s3_volume_get(v, d->key, data, bytes, req), req);
 }
 
 /* That is damage, not an error. */
@@ -271,6 +280,78 @@ static int lose_root(void *opaque, const char *key, const char *reason, bool own
 	return s3_damaged_keep(&((struct run *)opaque)->damaged, d);
 }
 
+/* ---- the log behind the newest root --------------------------------------------------- */
+
+/* One look at the header of a log object. As look_at_part(). */
+static bool look_at_header(struct s3_volume *v, uint64_t seq, struct s3_damaged *d, int *r)
+{
+	struct s3_object_header header;
+	struct s3_request req;
+	enum s3_check check;
+	void *data;
+
+	*r = note_get(v, d, s3_volume_get_header(v, seq, &data, &header, &check, &req), &req);
+	if (*r)
+		return is_missing(r);
+	free(data);
+	if (check == S3_GOOD && header.id != seq)
+		check = S3_INVALID;
+	if (check != S3_GOOD)
+		snprintf(d->reason, sizeof d->reason, "%s", s3_check_text(check));
+	else if (req.object_size != (uint64_t)header.header_bytes + header.data_bytes)
+		snprintf(d->reason, sizeof d->reason, "has another length than its header says");
+	else
+		return false;
+	return true;
+}
+
+/* The next open needs it even if nobody needs its blocks. Those that are needed tell of it. */
+static int verify_header(struct run *run, uint64_t seq)
+{
+	struct s3_volume *v = run->v;
+	struct s3_damaged *d = new_damaged(true);
+	struct s3_object object = {0};
+	uint32_t slot = S3_NO_SLOT;
+	bool bad = false;
+	int r = d ? 0 : -ENOMEM;
+
+	if (d)
+		s3_volume_object_key(v, seq, d->key);
+	for (int i = 0; r == 0 && i < ATTEMPTS && (i == 0 || bad); i++)
+		bad = look_at_header(v, seq, d, &r);
+	if (r == 0 && bad) {
+		pthread_mutex_lock(&run->lock);
+		run->log_damaged = true;
+		pthread_mutex_unlock(&run->lock);
+		slot = s3_objects_find_pinned(v->objects, 0, seq);
+	}
+	if (slot != S3_NO_SLOT) {
+		s3_objects_get(v->objects, slot, &object);
+		s3_objects_unpin(v->objects, slot);
+	}
+	if (r == 0 && bad && object.live == 0 && object.held == 0)
+		return s3_damaged_keep_object(&run->damaged, d, &object);
+	free(d);
+	return r;
+}
+
+/* What a reader missed when it opened the volume. */
+static int lose_end(struct run *run)
+{
+	struct s3_damaged *d = new_damaged(true);
+
+	if (!d)
+		return -ENOMEM;
+	s3_volume_object_key(run->v, run->v->applied + 1, d->key);
+	snprintf(d->reason, sizeof d->reason,
+		"is missing, although it had been stored before object %" PRIu64
+		" of the log was written; no server can open the volume",
+		run->v->witness);
+	return s3_damaged_keep(&run->damaged, d);
+}
+
+/* ---- what has been found --------------------------------------------------------------- */
+
 /* What has been found of a part. NULL: nothing. */
 static struct s3_damaged *find_part(const struct run *run, const struct s3_verify_part *part)
 {
@@ -308,6 +389,8 @@ static int verify_candidate(struct run *run, const struct candidate *c)
 
 	if (c->part)
 		return verify_part(run, c->part);
+	if (c->header)
+		return verify_header(run, c->id);
 	slot = s3_objects_find_pinned(v->objects, c->origin, c->id);
 	if (slot == S3_NO_SLOT)
 		return 0;
@@ -344,8 +427,8 @@ static void *worker(void *opaque)
 		if (r)
 			break;
 		run->done += c->bytes;
-		verify->objects++;
-		verify->bytes += c->bytes;
+		verify->objects += !c->header;
+		verify->bytes += c->header ? 0 : c->bytes;
 		if (verify->progress)
 			verify->progress(verify->opaque, run->done, run->total);
 	}
@@ -445,6 +528,23 @@ static int look_at_parts(struct maps *m)
 	return r;
 }
 
+/* The headers that an open applies to the newest root. */
+static int look_at_log(struct run *run)
+{
+	size_t objects = run->n;
+	int r = 0;
+
+	run->next = run->n;
+	for (uint64_t seq = run->v->checkpoint + 1; r == 0 && seq <= run->frontier; seq++)
+		r = enter(
+			run, &(struct candidate){.id = seq, .bytes = HEADER_BYTES, .header = true});
+	if (r == 0)
+		r = look_at_all(run);
+	run->n = objects;
+	run->next = 0;
+	return r;
+}
+
 /*
  * The map in memory is whole, and becomes a full root that needs nothing of those before it: what
  * cannot be read of them is replaced.
@@ -469,15 +569,20 @@ static void replace_map(struct run *run)
 			add_reason(run->damaged.all[i], outcome, "");
 }
 
-/* The newest root. */
+/* The newest root, and the log behind it. */
 static int check_own_map(struct s3_volume *v, void *opaque)
 {
 	struct maps *m = opaque;
-	bool own = false;
+	bool own;
 	int r = s3_verify_own_parts(v, &m->parts);
 
 	if (r == 0)
 		r = look_at_parts(m);
+	if (r == 0 && !v->of_snapshot)
+		r = look_at_log(m->run);
+	if (r == 0 && v->witness)
+		r = lose_end(m->run);
+	own = m->run->log_damaged;
 	for (size_t i = 0; i < m->run->damaged.n; i++)
 		own |= m->run->damaged.all[i]->own;
 	if (r == 0 && own && !v->backend.readonly && atomic_load(&v->failed) == 0)

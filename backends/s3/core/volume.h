@@ -237,6 +237,8 @@ struct s3_volume {
 	struct s3_root_snapshot *snapshots;
 	uint32_t n_snapshots;
 	bool of_snapshot; /* it is open as the last of them, read-only */
+	/* A reader's: the log is missing what followed its end, which that later object shows. */
+	uint64_t witness; /* its number; 0: nothing is missing, as far as is known */
 
 	/* The keeper's own (before it runs: recovery's; after it ended: close's). */
 	struct s3_root_region *regions; /* of the newest full root, ascending */

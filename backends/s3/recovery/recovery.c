@@ -80,6 +80,7 @@ static int attempt(struct s3_volume *v, struct s3_recovery *p)
 	int r = s3_recovery_load_newest_root(v, p);
 
 	v->ours = false;
+	v->witness = 0;
 	if (r == 0)
 		r = s3_recovery_roll_forward(v, p);
 	/* So much of the log may have been deleted meanwhile that the rest is not seen. */

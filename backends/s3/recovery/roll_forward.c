@@ -254,6 +254,7 @@ int s3_recovery_tell_lost(struct s3_volume *v, uint64_t witness, bool readonly)
 		"volume=%s: %s is missing, although it had been stored before %s was written; the "
 		"state before it is served",
 		v->name, key, later);
+	v->witness = witness;
 	return 0;
 }
 
