@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "backends/s3/base/bytes.h"
 #include "backends/s3/client/client.h"
@@ -299,6 +300,103 @@ static void test_largest_size(void **state)
 	fake_store_reset();
 }
 
+/* ---- blocks of many pages, which only other programs make ------------------------------------ */
+
+#define PAGE  4096u
+#define PAGES 64u
+
+static void make_with_blocks(unsigned shift, const char *more)
+{
+	uint8_t super_data[4096];
+	struct s3_buffer out = {0};
+	struct s3_super super;
+	struct device d;
+	size_t length;
+
+	fake_store_reset();
+	device_open(&d, &s3_backend, COMMON SMALL "volume=v;create=on;size=64M;%s", more);
+	device_close(&d);
+	length = fake_store_object("userblk/v/super", super_data, sizeof super_data);
+	assert_int_equal(s3_super_decode(super_data, length, &super), S3_GOOD);
+	super.blocks = super.blocks << super.block_shift >> shift;
+	super.block_shift = shift;
+	s3_super_encode(&super, &out);
+	assert_false(out.failed);
+	fake_store_reset();
+	fake_store_set("userblk/v/super", out.data, out.length);
+	s3_buffer_free(&out);
+	s3_super_free(&super);
+}
+
+/* Each page holds its number. */
+static void fill_pages(uint8_t *data)
+{
+	for (unsigned i = 0; i < PAGES; i++)
+		memset(data + (size_t)i * PAGE, (int)i + 1, PAGE);
+}
+
+static void check_pages(struct device *d)
+{
+	static uint8_t expected[PAGES * PAGE], data[PAGES * PAGE];
+
+	fill_pages(expected);
+	assert_int_equal(device_read(d, data, sizeof data, 0), 0);
+	assert_memory_equal(data, expected, sizeof data);
+}
+
+/* Another byte in what the cache file has of a page. */
+static void damage_page(const char *path, unsigned number)
+{
+	uint8_t page[PAGE], wanted[PAGE];
+	FILE *file = fopen(path, "r+");
+
+	assert_non_null(file);
+	memset(wanted, (int)number + 1, sizeof wanted);
+	do
+		assert_int_equal(fread(page, 1, sizeof page, file), sizeof page);
+	while (memcmp(page, wanted, sizeof page) != 0);
+	assert_int_equal(fseek(file, -100, SEEK_CUR), 0);
+	fputc(0, file);
+	assert_int_equal(fclose(file), 0);
+}
+
+/* One page of a block is damaged in the cache file: the store has the block. */
+static void test_a_damaged_page_of_a_large_block(void **state)
+{
+	static const char *const more[] = {"", "compress=zstd"};
+	static uint8_t data[PAGES * PAGE];
+
+	(void)state;
+	fill_pages(data);
+	for (unsigned i = 0; i < 4; i++) {
+		char path[256], config[512];
+		struct device d;
+
+		make_with_blocks(i / 2 ? S3_BLOCK_MAX : 13, more[i % 2]);
+		snprintf(path, sizeof path, "%s", scratch_path("cache"));
+		remove(path);
+		snprintf(config, sizeof config,
+			COMMON SMALL "volume=v;cache-file=%s;cache-size=16M", path);
+		device_open(&d, &s3_backend, COMMON SMALL "volume=v");
+		assert_int_equal(device_write(&d, data, sizeof data, 0, BACKEND_FUA), 0);
+		device_close(&d);
+		device_open(&d, &s3_backend, config);
+		check_pages(&d);
+		while (device_counter(&d, "cache_file_written_bytes") < sizeof data)
+			usleep(1000);
+		device_close(&d);
+		damage_page(path, 17);
+		device_open(&d, &s3_backend, config);
+		for (unsigned j = 0; j < 3; j++)
+			check_pages(&d);
+		device_close(&d);
+		device_open(&d, &s3_backend, config);
+		check_pages(&d);
+		device_close(&d);
+	}
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -307,6 +405,7 @@ int main(void)
 		cmocka_unit_test(test_write_back_of_larger_batches),
 		cmocka_unit_test(test_longest_names),
 		cmocka_unit_test(test_largest_size),
+		cmocka_unit_test(test_a_damaged_page_of_a_large_block),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -66,19 +66,27 @@ uint16_t s3_fill_pages_of(const struct s3_volume *v, uint32_t offset, uint64_t c
 	return (uint16_t)(((1u << (end + S3_PAGE - 1) / S3_PAGE) - 1) & ~below);
 }
 
-uint16_t s3_fill_whole_blocks(
-	const struct s3_volume *v, const struct s3_object *object, uint32_t number, uint16_t pages)
+/* All pages of a line that lie in blocks or units of which there is one among these. */
+static uint16_t widen(const struct s3_volume *v, uint16_t pages)
 {
-	uint64_t left = ((uint64_t)object->blocks << v->shift) - (uint64_t)number * S3_LINE;
 	unsigned group = v->transforms ? S3_LINE_PAGES : v->block_size / S3_PAGE;
 	uint16_t all = 0;
 
 	if (group <= 1)
 		return pages;
-	for (unsigned i = 0; i < S3_LINE_PAGES && i * S3_PAGE < left; i++)
+	for (unsigned i = 0; i < S3_LINE_PAGES; i++)
 		if ((pages >> (i / group * group)) & ((1u << group) - 1))
 			all |= (uint16_t)(1u << i);
 	return all;
+}
+
+uint16_t s3_fill_whole_blocks(
+	const struct s3_volume *v, const struct s3_object *object, uint32_t number, uint16_t pages)
+{
+	uint64_t left = ((uint64_t)object->blocks << v->shift) - (uint64_t)number * S3_LINE;
+	uint64_t n = (left + S3_PAGE - 1) / S3_PAGE;
+
+	return widen(v, pages) & (uint16_t)(n < S3_LINE_PAGES ? (1u << n) - 1 : UINT16_MAX);
 }
 
 bool s3_fill_next_in_line(const struct s3_volume *v, struct s3_run *rest, struct s3_run *part)
@@ -211,6 +219,8 @@ static void disk_read_done(struct s3_disk_job *job, uint16_t good)
 {
 	struct disk_transfer *t = (struct disk_transfer *)job;
 
+	/* What is not there is fetched in whole blocks. */
+	good &= (uint16_t)~widen(t->v, job->pages & (uint16_t)~good);
 	s3_cache_settle(t->v->cache, t->line, job->pages, good, 0);
 	s3_cache_release(t->line);
 	free(t);
@@ -419,8 +429,9 @@ static void add_iov(struct s3_get *g, uint8_t *memory, size_t length)
 		g->iov[g->iovcnt++] = (struct iovec){memory, length};
 }
 
-/* Gives the claimed pages of a span up. */
-static void abandon(const struct s3_plan *plan, unsigned from, const struct span *span)
+/* Gives the claimed pages of a span up. error: for who waits; 0: they get what they need alone.
+ */
+static void abandon(const struct s3_plan *plan, unsigned from, const struct span *span, int error)
 {
 	for (uint32_t n = span->first / S3_LINE_PAGES; n * S3_LINE_PAGES < span->end; n++) {
 		struct fill_line l;
@@ -428,7 +439,7 @@ static void abandon(const struct s3_plan *plan, unsigned from, const struct span
 		claim_line(plan, from, span, n, &l);
 		if (!l.line)
 			continue;
-		s3_cache_settle(plan->v->cache, l.line, l.pages, 0, -ENOMEM);
+		s3_cache_settle(plan->v->cache, l.line, l.pages, 0, error);
 		s3_cache_release(l.line);
 	}
 }
@@ -443,12 +454,14 @@ static void start_fill(const struct s3_plan *plan, unsigned from, const struct s
 	uint64_t end = (uint64_t)span->end * S3_PAGE;
 	struct fill *f = calloc(1, sizeof *f + (1 + span->end - span->first) * sizeof *f->iov);
 
-	if (!f) {
-		abandon(plan, from, span);
-		return;
-	}
 	if (end > data)
 		end = data;
+	/* Only whole blocks can be checked. */
+	if (!f || at % v->block_size || end % v->block_size) {
+		abandon(plan, from, span, f ? 0 : -ENOMEM);
+		free(f);
+		return;
+	}
 	f->ahead = plan->ahead;
 	f->first_line = span->first / S3_LINE_PAGES;
 	f->n_lines = (span->end - 1) / S3_LINE_PAGES - f->first_line + 1;
