@@ -285,8 +285,9 @@ static void write_entry(FILE *out, const struct object *o, size_t length, bool f
 	gmtime_r(&modified, &tm);
 	strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%S.000Z", &tm);
 	fprintf(out,
-		"<Contents><Key>%s</Key><LastModified>%s</LastModified><Size>%zu</Size></Contents>",
-		key, time, o->blob->length);
+		"<Contents><Key>%s</Key><LastModified>%s</LastModified><ETag>&quot;%" PRIu64
+		"&quot;</ETag><Size>%zu</Size></Contents>",
+		key, time, o->tag, o->blob->length);
 }
 
 int list(struct s3_request *req)

@@ -201,7 +201,7 @@ void fake_objects_list(struct s3_request *req)
 	l->objects = calloc(page, sizeof *l->objects);
 	for (struct object *o = objects; o; o = o->next) {
 		size_t length = entry_length(req, o->key);
-		char *key;
+		char *key, etag[16];
 
 		if (strncmp(o->key, req->key, strlen(req->key)) != 0 ||
 			(last && strncmp(o->key, last, length) <= 0))
@@ -211,9 +211,11 @@ void fake_objects_list(struct s3_request *req)
 			return;
 		}
 		last = key = strndup(o->key, length);
+		snprintf(etag, sizeof etag, "%u", o->tag);
 		l->objects[l->n_objects++] = (struct s3_listed){.key = key,
 			.size = o->length,
 			.modified = o->modified,
+			.tag = s3_etag_tag(etag),
 			.is_prefix = length < strlen(o->key)};
 	}
 }

@@ -458,9 +458,46 @@ static void test_readonly_changes_nothing(void **state)
 	fake_store_reset();
 }
 
+/* Or nothing of it: what a writer has done since is not mixed into it. */
+static void test_a_reader_sees_the_state_at_its_open(void **state)
+{
+	struct device d, reader;
+
+	(void)state;
+	create(&d, "");
+	pattern(model, 4 * MIB, 30);
+	memset(model + MIB, 0, MIB);
+	assert_int_equal(device_write(&d, model, 4 * MIB, 0, BACKEND_FUA), 0);
+	device_open(&reader, &s3_backend, COMMON "readonly=on");
+	expect(&reader, 0, 4 * MIB);
+	pattern(there, MIB, 31);
+	assert_int_equal(device_write(&d, there, MIB, 0, 0), 0);
+	assert_int_equal(device_write(&d, there, MIB, MIB, 0), 0);
+	assert_int_equal(backend_trim(d.backend, 2 * MIB, MIB, 0), 0);
+	assert_int_equal(backend_flush(d.backend), 0);
+	expect(&reader, MIB, MIB);
+	expect(&reader, 3 * MIB, MIB);
+	for (unsigned i = 0; i < 3; i += 2) {
+		assert_int_equal(device_read(&reader, there, 4096, i * MIB + 8192), -EIO);
+		assert_holds(reader.reported.error, i ? CHUNK("02") : CHUNK("00"));
+		assert_holds(
+			reader.reported.error, "it has been changed since the volume was opened");
+	}
+	device_close(&reader);
+	device_open(&reader, &s3_backend, COMMON "readonly=on");
+	pattern(model, MIB, 31);
+	memcpy(model + MIB, model, MIB);
+	memset(model + 2 * MIB, 0, MIB);
+	expect(&reader, 0, 4 * MIB);
+	device_close(&reader);
+	device_close(&d);
+	fake_store_reset();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_a_reader_sees_the_state_at_its_open),
 		cmocka_unit_test(test_sequential_writes_cost_a_put_a_chunk),
 		cmocka_unit_test(test_a_part_of_a_chunk_is_read_changed_and_written),
 		cmocka_unit_test(test_a_chunk_in_memory_is_stored_when_all_is_written),

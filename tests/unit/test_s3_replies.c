@@ -71,6 +71,10 @@ static void parses_listings(void **state)
 	assert_string_equal(l.objects[0].key, "a/b c d%zz%00");
 	assert_int_equal(l.objects[0].size, 7);
 	assert_int_equal(l.objects[0].modified, 1369353601);
+	assert_int_equal(l.objects[0].tag, s3_etag_tag("\"x\""));
+	assert_int_equal(l.objects[0].tag, s3_etag_tag("x"));
+	assert_int_not_equal(l.objects[0].tag, s3_etag_tag("y"));
+	assert_int_equal(l.objects[2].tag, 0);
 	assert_false(l.objects[0].is_prefix);
 	assert_string_equal(l.objects[1].key, "b&c");
 	assert_true(l.objects[1].size == UINT64_MAX);

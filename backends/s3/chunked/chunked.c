@@ -11,6 +11,8 @@
  * - Reads of what is not in memory are GETs of just that, straight into the caller's vector.
  * - Which chunks have an object is known from a listing at open: no request is made for those that
  *   have none, and one that went missing is noticed.
+ * - A reader serves the chunks that were listed. A writer changes them in their place: what is no
+ *   longer as it was cannot be read, so that nobody gets a mixture.
  * - A chunk is loaded, stored or deleted by one request at a time; changes wait meanwhile.
  *
  * What the log has and this has not: chunks arrive in any order, so a crash leaves a mixture of
@@ -258,6 +260,13 @@ uint64_t s3_direct_memory(uint64_t chunk_bytes)
 
 /* ---- open and close ------------------------------------------------------------------- */
 
+static void note_listed(struct s3_direct *d, uint64_t chunk, const struct s3_listed *listed)
+{
+	s3_chunk_set_present(d, chunk, true);
+	if (d->tags)
+		d->tags[chunk] = listed->tag;
+}
+
 /* Notes which chunks have an object. */
 static int list_chunks(struct s3_direct *d)
 {
@@ -294,7 +303,7 @@ static int list_chunks(struct s3_direct *d)
 					"volume from a backup",
 					v->name, o->key, o->size);
 			else
-				s3_chunk_set_present(d, name.number, true);
+				note_listed(d, name.number, o);
 		}
 		if (r == 0 && req.listing.token)
 			r = (token = strdup(req.listing.token)) ? 0 : -ENOMEM;
@@ -393,9 +402,13 @@ static int set_up(struct s3_direct *d, const struct s3_config *c)
 	d->buckets = calloc(d->n_buckets, sizeof *d->buckets);
 	d->present = calloc(1, d->n_chunks / 8 + 1);
 	d->sink = malloc(d->chunk_bytes);
+	/* Memory is used for chunks that there are. */
+	if (c->readonly)
+		d->tags = calloc(d->n_chunks, sizeof *d->tags);
 	d->check_iov.iov_base = malloc(SUPER_MAX);
 	d->check_iov.iov_len = SUPER_MAX;
-	if (!d->buckets || !d->present || !d->sink || !d->check_iov.iov_base)
+	if (!d->buckets || !d->present || !d->sink || (c->readonly && !d->tags) ||
+		!d->check_iov.iov_base)
 		return -ENOMEM;
 	s3_volume_key(v, &(struct s3_name){.kind = S3_NAME_SUPER}, d->super_key);
 	r = c->readonly ? 0 : s3_volume_probe(v);
@@ -443,6 +456,7 @@ static void free_direct(struct s3_volume *v)
 	}
 	free(d->buckets);
 	free(d->present);
+	free(d->tags);
 	free(d->sink);
 	free(d->check_iov.iov_base);
 	pthread_cond_destroy(&d->quiet);

@@ -74,6 +74,7 @@ struct s3_direct {
 	struct s3_chunk **buckets;
 	size_t n_buckets; /* a power of two */
 	uint8_t *sink;	  /* receives what is known already when the rest is loaded */
+	uint32_t *tags; /* a reader's, of each chunk's object when it was listed; NULL: a writer */
 
 	pthread_mutex_t lock;
 	/* Below: under lock. */

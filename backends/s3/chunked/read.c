@@ -12,6 +12,8 @@
 /* How often a GET of an object that should be there is repeated. */
 #define ATTEMPTS 3
 
+#define CHANGED "it has been changed since the volume was opened; open the volume again"
+
 /* A read from the store. */
 struct get {
 	struct s3_direct *d;
@@ -58,6 +60,15 @@ static bool is_being_deleted(struct s3_direct *d, uint64_t chunk)
 			    (c->state == S3_CHUNK_STORING && c->request.op == S3_DELETE));
 }
 
+/* Is a reader's chunk no longer the one that it has listed? */
+static bool has_changed(const struct get *g)
+{
+	uint32_t listed = g->d->tags ? g->d->tags[g->chunk] : 0;
+	uint32_t tag = s3_etag_tag(g->request.etag);
+
+	return listed && tag && tag != listed;
+}
+
 static void fetched(struct s3_request *req)
 {
 	struct get *g = req->opaque;
@@ -67,7 +78,10 @@ static void fetched(struct s3_request *req)
 	bool present = true;
 	int r = req->result;
 
-	if (r == 0 && req->object_size != s3_chunk_bytes(d, g->chunk)) {
+	if (r == 0 && has_changed(g)) {
+		r = -EIO;
+		message = CHANGED;
+	} else if (r == 0 && req->object_size != s3_chunk_bytes(d, g->chunk)) {
 		r = -EIO;
 		message = "is damaged: it has another size than the volume's chunks";
 	}
@@ -79,6 +93,7 @@ static void fetched(struct s3_request *req)
 		if (present && ++g->attempts < ATTEMPTS &&
 			submit_get(g, req->offset, iov_bytes(req)) == 0)
 			return;
+		message = d->tags ? CHANGED : message;
 	}
 	if (!present) {
 		s3_iov_fill(req->iov, 0, NULL, iov_bytes(req));

@@ -160,6 +160,7 @@ struct s3_listed {
 	char *key;
 	uint64_t size;	  /* bytes */
 	int64_t modified; /* seconds since 1970 */
+	uint32_t tag;	  /* s3_etag_tag(); 0: the store does not tell */
 	bool is_prefix;	  /* not an object: what several keys begin with, up to the delimiter */
 };
 
@@ -171,6 +172,19 @@ struct s3_listing {
 };
 
 void s3_listing_free(struct s3_listing *listing); /* what it holds, not the struct */
+
+/* A digest (FNV-1a) of an etag, with or without its quotes; 0: of none. */
+static inline uint32_t s3_etag_tag(const char *etag)
+{
+	uint32_t tag = 2166136261;
+
+	if (!*etag)
+		return 0;
+	for (etag += etag[0] == 'W' && etag[1] == '/' ? 2 : 0; *etag; etag++)
+		if (*etag != '"')
+			tag = (tag ^ (uint8_t)*etag) * 16777619;
+	return tag ? tag : 1;
+}
 
 /*
  * A request. Zero it, fill in the first part, submit it; it, and everything it

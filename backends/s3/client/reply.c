@@ -274,6 +274,8 @@ static void listing_element(
 	} else if (is(parent, name, "Contents", "LastModified")) {
 		if (!parse_time(text, &s->now.modified))
 			stop(d, -EPROTO);
+	} else if (is(parent, name, "Contents", "ETag")) {
+		s->now.tag = s3_etag_tag(text);
 	} else if (is(parent, name, "ListBucketResult", "Contents")) {
 		if (s->now.key && s->has_size)
 			add_listed(d, s);
