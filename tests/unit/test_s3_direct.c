@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* layout=direct over a store in this process: what is asked of the store, and what is kept. */
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -438,6 +439,71 @@ static void test_a_second_writer_stops_the_first(void **state)
 	fake_store_reset();
 }
 
+/* A writer that is closed without a flush, and what backend_close() returns. */
+static void *close_writer(void *opaque)
+{
+	struct device *d = opaque;
+	intptr_t r = backend_close(d->backend);
+
+	params_free(d->params);
+	return (void *)r;
+}
+
+/* What it has in memory at its end would replace what the second one has flushed since. */
+static void test_a_first_writer_ends_after_a_takeover(void **state)
+{
+	struct device first, second;
+
+	(void)state;
+	create(&first, "");
+	assert_int_equal(device_write(&first, pattern(model, MIB, 40), MIB, 0, BACKEND_FUA), 0);
+	reopen(&second);
+	assert_int_equal(device_write(&second, pattern(model, MIB, 41), MIB, 0, BACKEND_FUA), 0);
+	assert_int_equal(device_write(&first, pattern(there, 4096, 42), 4096, 0, 0), 0);
+	assert_int_equal((intptr_t)close_writer(&first), -EIO);
+	assert_int_equal(first.reported.errors, 1);
+	assert_holds(first.reported.error, "another writer took the volume over");
+	assert_int_equal(fake_store_object(CHUNK("00"), there, MIB), MIB);
+	assert_memory_equal(there, model, MIB);
+	device_close(&second);
+	/* The epoch cannot be read, and then it can: only then it is known that all is kept. */
+	for (unsigned i = 0; i < 2; i++) {
+		device_open(&first, &s3_backend, COMMON "close-timeout=2");
+		assert_int_equal(device_write(&first, model, 4096, 0, 0), 0);
+		fake_store_fail(S3_GET, "/super", -EACCES, i ? UINT_MAX : 2);
+		assert_int_equal((intptr_t)close_writer(&first), i ? -EIO : 0);
+	}
+	assert_holds(first.reported.error, "cannot be read");
+	fake_store_reset();
+}
+
+/* The other one comes while the last chunk is on its way: it may have read what was before. */
+static void test_a_takeover_while_a_writer_ends(void **state)
+{
+	struct device first, second;
+	pthread_t thread;
+	void *result;
+
+	(void)state;
+	create(&first, "");
+	assert_int_equal(device_write(&first, pattern(model, 4096, 43), 4096, 0, 0), 0);
+	fake_store_hold(S3_PUT, "chunk/");
+	assert_int_equal(pthread_create(&thread, NULL, close_writer, &first), 0);
+	fake_store_wait_held(S3_PUT, "chunk/");
+	reopen(&second);
+	fake_store_release(S3_PUT, NULL);
+	assert_int_equal(pthread_join(thread, &result), 0);
+	assert_int_equal((intptr_t)result, -EIO);
+	assert_holds(first.reported.error, "another writer took the volume over");
+	device_close(&second);
+	/* Without anything like that it ends well. */
+	reopen(&second);
+	assert_int_equal(device_write(&second, model, 4096, 0, 0), 0);
+	assert_int_equal((intptr_t)close_writer(&second), 0);
+	assert_int_equal(second.reported.errors, 0);
+	fake_store_reset();
+}
+
 static void test_readonly_changes_nothing(void **state)
 {
 	struct device d;
@@ -498,6 +564,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_reader_sees_the_state_at_its_open),
+		cmocka_unit_test(test_a_first_writer_ends_after_a_takeover),
+		cmocka_unit_test(test_a_takeover_while_a_writer_ends),
 		cmocka_unit_test(test_sequential_writes_cost_a_put_a_chunk),
 		cmocka_unit_test(test_a_part_of_a_chunk_is_read_changed_and_written),
 		cmocka_unit_test(test_a_chunk_in_memory_is_stored_when_all_is_written),

@@ -167,6 +167,7 @@ static void check_done(struct s3_request *req)
 	}
 	pthread_mutex_lock(&d->lock);
 	d->checking = false;
+	pthread_cond_broadcast(&d->quiet);
 	d->check_failing = again;
 	d->unchecked |= again;
 	while (d->checked) {
@@ -205,6 +206,18 @@ static void start_check(struct s3_direct *d)
 		d->checked = io->next;
 		io->result = -ENOMEM;
 		s3_io_push(&d->ready, io);
+	}
+}
+
+void s3_direct_look_at_epoch(struct s3_direct *d)
+{
+	const struct s3_volume *v = d->v;
+
+	for (int i = 0; i < 2; i++) {
+		while (d->checking && atomic_load(&v->failed) == 0)
+			pthread_cond_wait(&d->quiet, &d->lock);
+		if (i == 0 && atomic_load(&v->failed) == 0)
+			start_check(d);
 	}
 }
 

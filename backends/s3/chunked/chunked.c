@@ -17,7 +17,7 @@
  *
  * What the log has and this has not: chunks arrive in any order, so a crash leaves a mixture of
  * what was flushed and what was not; there are no checksums of blocks; and another writer is
- * noticed by the epoch in the super object only when the next flush is answered.
+ * noticed by the epoch in the super object only when the next flush is answered, or at the end.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -417,9 +417,30 @@ static int set_up(struct s3_direct *d, const struct s3_config *c)
 	return r ? r : list_chunks(d);
 }
 
+/* Are the last chunks stored for a volume that is still ours? Until the store tells. */
+static void check_end(struct s3_direct *d)
+{
+	const struct s3_volume *v = d->v;
+	uint64_t since = s3_now();
+
+	while (d->unchecked && atomic_load(&v->failed) == 0) {
+		struct timespec until;
+
+		s3_direct_look_at_epoch(d);
+		if (!d->unchecked ||
+			(v->close_timeout_ns && s3_now() - since >= v->close_timeout_ns))
+			return;
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_sec++;
+		if (atomic_load(&v->failed) == 0)
+			pthread_cond_timedwait(&d->quiet, &d->lock, &until);
+	}
+}
+
 static void stop(struct s3_volume *v)
 {
 	struct s3_direct *d = v->direct;
+	bool unknown;
 
 	if (!d->running)
 		return;
@@ -427,14 +448,22 @@ static void stop(struct s3_volume *v)
 	if (atomic_load(&v->failed))
 		s3_store_stop(v->store);
 	pthread_mutex_lock(&d->lock);
+	/* They would replace what another writer has stored since it took over. */
+	if (v->conditional && !TAILQ_EMPTY(&d->dirty))
+		s3_direct_look_at_epoch(d);
 	d->want_up_to = d->number;
 	s3_direct_settle(d);
 	while (!TAILQ_EMPTY(&d->dirty) && atomic_load(&v->failed) == 0)
 		pthread_cond_wait(&d->quiet, &d->lock);
+	if (v->conditional)
+		check_end(d);
+	unknown = v->conditional && d->unchecked && atomic_load(&v->failed) == 0;
 	d->stopping = true;
 	pthread_cond_broadcast(&d->work);
 	s3_direct_leave(d);
 	pthread_join(d->storer, NULL);
+	if (unknown)
+		s3_volume_fail(v, -EIO, "whether another writer took it over cannot be read");
 }
 
 static void free_direct(struct s3_volume *v)

@@ -174,6 +174,11 @@ void s3_chunk_cut(struct s3_direct *d, struct s3_chunk *c, struct s3_chunk_piece
 void s3_io_run_piece(struct s3_direct *d, struct s3_chunk_piece *p);
 /* After any event: those who wait for memory, chunks that are due, flushes that are done. */
 void s3_direct_settle(struct s3_direct *d);
+/*
+ * Reads the epoch, and waits for it: fails the volume if it is not ours. unchecked stays if the
+ * store does not tell. Under the lock, which is released meanwhile.
+ */
+void s3_direct_look_at_epoch(struct s3_direct *d);
 /* Answers everything that waits, after a failure. */
 void s3_direct_give_up(struct s3_volume *v);
 
