@@ -167,7 +167,10 @@ static const char *human(const char *name, const char *value, char *out, size_t 
 		time_t seconds = (time_t)number;
 		struct tm tm;
 
-		strftime(out, room, "%Y-%m-%d %H:%M:%S UTC", gmtime_r(&seconds, &tm));
+		/* A damaged object may name one that is in no calendar. */
+		if (number > INT64_MAX || !gmtime_r(&seconds, &tm) ||
+			!strftime(out, room, "%Y-%m-%d %H:%M:%S UTC", &tm))
+			snprintf(out, room, "%s", value);
 	} else if (strcmp(value, "true") == 0 || strcmp(value, "false") == 0) {
 		snprintf(out, room, "%s", *value == 't' ? "yes" : "no");
 	} else {
@@ -178,14 +181,21 @@ static const char *human(const char *name, const char *value, char *out, size_t 
 
 /* A table: all columns but the last as wide as their widest cell. */
 struct table {
-	char (*cells)[S3_KEY_MAX + 16];
+	char **cells;
 	size_t rows, columns;
 };
 
 static void add_cell(struct table *t, size_t index, const char *text)
 {
 	t->cells = grow(t->cells, index, sizeof *t->cells);
-	snprintf(t->cells[index], sizeof *t->cells, "%s", text);
+	t->cells[index] = copy(text);
+}
+
+static void free_table(struct table *t)
+{
+	for (size_t i = 0; i < t->rows * t->columns; i++)
+		free(t->cells[i]);
+	free(t->cells);
 }
 
 static void print_table(struct table *t)
@@ -204,7 +214,7 @@ static void print_table(struct table *t)
 		else
 			printf("%s\n", t->cells[i]);
 	}
-	free(t->cells);
+	free_table(t);
 }
 
 static void print_rows(const struct answer *a, const struct kind *kind)
@@ -280,7 +290,7 @@ static void print_requests(const struct answer *a)
 		print_table(&t);
 		printf("\n");
 	} else {
-		free(t.cells);
+		free_table(&t);
 	}
 }
 
