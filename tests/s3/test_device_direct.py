@@ -76,6 +76,41 @@ def test_a_second_writer_stops_the_first(serve_s3: ServeS3) -> None:
     assert "another writer" in first.output()
 
 
+def test_a_writer_that_was_taken_over_ends(serve_s3: ServeS3) -> None:
+    """It does not store what it has in memory over what the other one has flushed since."""
+    first = serve_s3("two", **DIRECT)
+    old = first.connect()
+    old.pwrite(b"a" * 4096, 0, nbd.CMD_FLAG_FUA)
+    second = serve_s3("two", **DIRECT)
+    new = second.connect()
+    new.pwrite(b"b" * MIB, 0, nbd.CMD_FLAG_FUA)
+    old.pwrite(b"c" * 4096, 0)
+    first.stop(expect=1)
+    assert "another writer took the volume over" in first.output()
+    second.stop()
+    assert serve_s3("two", **DIRECT).connect().pread(MIB, 0) == b"b" * MIB
+
+
+def test_a_reader_beside_a_writer(serve_s3: ServeS3) -> None:
+    """It sees what there was when it opened the volume, or an error."""
+    handle = serve_s3("read", **DIRECT).connect()
+    for chunk in (0, 2, 3, 4):
+        handle.pwrite(b"a" * MIB, chunk * MIB)
+    handle.flush()
+    server = serve_s3("read", readonly="on", **DIRECT)
+    reader = server.connect()
+    handle.pwrite(b"b" * MIB, 0)
+    handle.pwrite(b"b" * MIB, MIB)
+    handle.trim(MIB, 2 * MIB)
+    handle.pwrite(b"a" * MIB, 3 * MIB, nbd.CMD_FLAG_FUA)
+    assert reader.pread(MIB, MIB) == bytes(MIB)
+    assert reader.pread(MIB, 4 * MIB) == b"a" * MIB
+    for chunk in (0, 2):
+        with pytest.raises(NbdError):
+            reader.pread(4096, chunk * MIB)
+    assert server.output().count("it has been changed since the volume was opened") == 2
+
+
 def test_mkfs_of_16_tib(serve_s3: ServeS3) -> None:
     """A trim of what is empty asks the store for nothing."""
     server = serve_s3("huge", size="16T", layout="direct")
