@@ -499,7 +499,8 @@ void scene_run(void)
 	static void (*const scenes[])(void) = {meet_memory, meet_outage, meet_restart,
 		meet_takeover, meet_late_snapshot, meet_unreadable, meet_full_store, meet_reserve,
 		meet_full_open, meet_slow_reserve, meet_limits, meet_late_deletions, meet_new_name,
-		meet_stopped_clone, meet_failed_open, meet_slow_end, meet_refused_end};
+		meet_stopped_clone, meet_failed_open, meet_slow_end, meet_refused_end,
+		meet_lost_log};
 
 	store_serves();
 	sim_calm();

@@ -56,5 +56,6 @@ void meet_stopped_clone(void);
 void meet_failed_open(void);
 void meet_slow_end(void);
 void meet_refused_end(void);
+void meet_lost_log(void);
 
 #endif

@@ -4,8 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backends/s3/admin/control.h"
 #include "backends/s3/core/config.h"
+#include "backends/s3/core/keys.h"
 #include "backends/s3/core/volume.h"
+#include "backends/s3/state/object_table.h"
 #include "tests/simulation/actors.h"
 #include "tests/simulation/runner.h"
 #include "tests/simulation/scenes.h"
@@ -291,4 +294,89 @@ void meet_refused_end(void)
 	for (unsigned i = 0; i < 4; i++)
 		scene_put_all(l, draw(200) * 4 * KIB, 4 * KIB);
 	meet_refused_end_of(l);
+}
+
+/* ---- the store loses what only the next open needs: a check of the server finds it ---- */
+
+static void tune_lost_log(struct s3_config *c)
+{
+	c->batch_size = 64 * KIB;
+	c->uploads = 2 + draw(3);
+	c->memory = 4 * MIB;
+	c->checkpoint = 4 + draw(60);
+}
+
+/* A log object behind the newest checkpoint without a block in use. False: there is none. */
+static bool lose_log_object(struct s3_volume *v)
+{
+	uint64_t n = v->frontier - v->checkpoint, first = draw(n + 1);
+
+	for (uint64_t i = 0; i < n; i++) {
+		uint64_t seq = v->checkpoint + 1 + (first + i) % n;
+		uint32_t slot = s3_objects_find(v->objects, 0, seq);
+		struct s3_object object = {0};
+		char key[S3_KEY_MAX + 1];
+
+		if (slot != S3_NO_SLOT)
+			s3_objects_get(v->objects, slot, &object);
+		if (object.live || object.held)
+			continue;
+		s3_volume_object_key(v, seq, key);
+		sim_trace("%s is lost", key);
+		store_loses(key);
+		return true;
+	}
+	return false;
+}
+
+static int count_damage(void *opaque, const char *line)
+{
+	*(unsigned *)opaque += strncmp(line, "damage ", 7) == 0;
+	return 0;
+}
+
+static void *serve_lost_log(void *opaque)
+{
+	struct life *l = opaque;
+	unsigned n = 2 + (unsigned)draw(20), found = 0;
+	_Atomic bool stop = false;
+	bool lost;
+	int r;
+
+	scene_open(l, true);
+	for (unsigned i = 0; i < n; i++) {
+		put_known(l);
+		backend_flush(l->device);
+	}
+	lost = lose_log_object((struct s3_volume *)l->device);
+	r = s3_control_perform((struct s3_volume *)l->device, "check", &stop, count_damage, &found);
+	if (r)
+		sim_fail("error", "a check fails for no reason: %s", strerror(-r));
+	/* A checkpoint may have come between. */
+	if (found > lost)
+		sim_fail("damage", "%u objects are lost, and a check finds %u", lost, found);
+	l->done = true;
+	sim_wake_all(&l->changed);
+	for (;;)
+		sim_sleep(SIM_SECOND);
+	return NULL;
+}
+
+void meet_lost_log(void)
+{
+	struct life *l = scene_newcomer();
+
+	scene_set_up(1 * MIB);
+	plan.tune = tune_lost_log;
+	memset(held, 0, sizeof held);
+	l->process = sim_process_new();
+	sim_spawn(l->process, "first", serve_lost_log, l);
+	while (!l->done)
+		sim_wait(&l->changed, SIM_NEVER, "wait for the first writer", l);
+	sim_kill(l->process);
+	l = scene_newcomer();
+	scene_open(l, false);
+	expect_held(l);
+	run_check(l);
+	scene_end(l);
 }

@@ -128,6 +128,11 @@ void store_each(const char *prefix,
 				objects[i].late);
 }
 
+void store_loses(const char *key)
+{
+	delete_object(key);
+}
+
 void store_hash(void)
 {
 	for (size_t i = 0; i < n_objects; i++) {

@@ -49,6 +49,8 @@ uint64_t store_watched(void);
 void store_each(const char *prefix,
 	void (*fn)(void *opaque, const char *key, const uint8_t *data, size_t length, bool late),
 	void *opaque);
+/* An object is gone, and nobody has deleted it. */
+void store_loses(const char *key);
 void store_hash(void);
 /* Objects, and bytes in them. */
 void store_totals(uint64_t *objects, uint64_t *bytes);

@@ -495,6 +495,32 @@ static void count(void *opaque, const struct s3_damage *damage)
 	sscanf(damage->reason, "and %u others are damaged and not listed; ", &listed->others);
 }
 
+/* Data is lost with it: told once, and the rest can be opened after a crash. */
+static void test_data_at_the_end_of_the_log(void **state)
+{
+	struct listed listed = {0};
+	struct s3_verify verify = {.opaque = &listed, .damage = count};
+	uint8_t block[BLOCK];
+	struct device d;
+
+	(void)state;
+	create_volume(&d, "size=64M");
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(write_block(&d, i, i + 1), 0);
+	fake_store_set(log_object(3), NULL, 0);
+	assert_int_equal(s3_verify(volume_of(&d), &verify), 0);
+	assert_int_equal(listed.n, 1);
+	assert_int_equal(verify.damaged_objects, 1);
+	assert_int_equal(verify.damaged_bytes, BLOCK);
+	crash(&d);
+	open_volume(&d);
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(
+			device_read(&d, block, BLOCK, (uint64_t)i * BLOCK), i == 1 ? -EIO : 0);
+	device_close(&d);
+	fake_store_reset();
+}
+
 /* When much is missing, so much of it is listed as there is memory, and the rest is counted. */
 static void test_a_store_that_has_lost_all(void **state)
 {
@@ -565,6 +591,7 @@ int main(void)
 		cmocka_unit_test(test_a_check_that_is_stopped),
 		cmocka_unit_test(test_a_reader_of_what_is_left),
 		cmocka_unit_test(test_a_server_replaces_the_end_of_its_log),
+		cmocka_unit_test(test_data_at_the_end_of_the_log),
 		cmocka_unit_test(test_a_store_that_has_lost_all),
 		cmocka_unit_test(test_a_clone),
 	};
