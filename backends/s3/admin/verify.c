@@ -28,7 +28,7 @@
 /* Bytes may have been changed on the way: so often an object is read before it counts as damaged.
  */
 #define ATTEMPTS 3
-/* What a look at a header takes of the memory, unless it is a long one. */
+/* What a look at a header takes of the memory, unless the header is larger. */
 #define HEADER_BYTES (16u << 10)
 
 struct candidate {
@@ -305,13 +305,25 @@ static bool look_at_header(struct s3_volume *v, uint64_t seq, struct s3_damaged 
 	return true;
 }
 
+/* What the table knows of a log object; of one without data, which is not in it, nothing. */
+static struct s3_object known_of(struct s3_volume *v, uint64_t seq)
+{
+	struct s3_object object = {0};
+	uint32_t slot = s3_objects_find_pinned(v->objects, 0, seq);
+
+	if (slot != S3_NO_SLOT) {
+		s3_objects_get(v->objects, slot, &object);
+		s3_objects_unpin(v->objects, slot);
+	}
+	return object;
+}
+
 /* The next open needs it even if nobody needs its blocks. Those that are needed tell of it. */
 static int verify_header(struct run *run, uint64_t seq)
 {
 	struct s3_volume *v = run->v;
 	struct s3_damaged *d = new_damaged(true);
-	struct s3_object object = {0};
-	uint32_t slot = S3_NO_SLOT;
+	struct s3_object object = known_of(v, seq);
 	bool bad = false;
 	int r = d ? 0 : -ENOMEM;
 
@@ -323,11 +335,6 @@ static int verify_header(struct run *run, uint64_t seq)
 		pthread_mutex_lock(&run->lock);
 		run->log_damaged = true;
 		pthread_mutex_unlock(&run->lock);
-		slot = s3_objects_find_pinned(v->objects, 0, seq);
-	}
-	if (slot != S3_NO_SLOT) {
-		s3_objects_get(v->objects, slot, &object);
-		s3_objects_unpin(v->objects, slot);
 	}
 	if (r == 0 && bad && object.live == 0 && object.held == 0)
 		return s3_damaged_keep_object(&run->damaged, d, &object);
@@ -535,9 +542,12 @@ static int look_at_log(struct run *run)
 	int r = 0;
 
 	run->next = run->n;
-	for (uint64_t seq = run->v->checkpoint + 1; r == 0 && seq <= run->frontier; seq++)
-		r = enter(
-			run, &(struct candidate){.id = seq, .bytes = HEADER_BYTES, .header = true});
+	for (uint64_t seq = run->v->checkpoint + 1; r == 0 && seq <= run->frontier; seq++) {
+		uint32_t bytes = known_of(run->v, seq).header_bytes;
+
+		bytes = bytes > HEADER_BYTES ? bytes : HEADER_BYTES;
+		r = enter(run, &(struct candidate){.id = seq, .bytes = bytes, .header = true});
+	}
 	if (r == 0)
 		r = look_at_all(run);
 	run->n = objects;
