@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <linux/nbd.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -10,7 +11,7 @@
 
 #include "buse/serve.h"
 
-/* 1: all of it; 0: the other end hung up before the first byte; or negative errno. */
+/* 1: all of it; 0: the other end has hung up; or negative errno. */
 static int receive(int socket, void *buffer, size_t length)
 {
 	size_t done = 0;
@@ -18,10 +19,10 @@ static int receive(int socket, void *buffer, size_t length)
 	while (done < length) {
 		ssize_t n = recv(socket, (char *)buffer + done, length - done, MSG_WAITALL);
 
-		if (n == 0)
-			return done ? -ECONNRESET : 0;
 		if (n > 0)
 			done += (size_t)n;
+		else if (n == 0 || errno == ECONNRESET) /* with answers that it has not read */
+			return 0;
 		else if (errno != EINTR)
 			return -errno;
 	}
@@ -93,39 +94,58 @@ static uint32_t wire_error(int r)
 	return EIO;
 }
 
-/* One request. 1: go on; 0: the end; or negative errno. */
-static int serve_one(struct backend *device, int socket, void *buffer)
+/* What goes on until the end. */
+struct session {
+	struct backend *device;
+	int socket;
+	void *buffer;
+	bool deaf; /* the driver takes no more answers, but may have said goodbye */
+	int result;
+};
+
+static bool end(struct session *s, int result)
+{
+	s->result = result;
+	return false;
+}
+
+/* One request. False: it was the last one. */
+static bool serve_one(struct session *s)
 {
 	struct serve_request request;
 	struct serve_reply reply = {.magic = htobe32(NBD_REPLY_MAGIC)};
 	uint32_t type, length;
 	bool reads;
-	int r = receive(socket, &request, sizeof request);
+	int r = receive(s->socket, &request, sizeof request);
 
 	if (r <= 0)
-		return r;
+		return end(s, r ? r : SERVE_HUNG_UP);
 	type = be32toh(request.type);
 	length = be32toh(request.length);
 	if (be32toh(request.magic) != NBD_REQUEST_MAGIC)
-		return -EPROTO;
+		return end(s, -EPROTO);
 	if ((type & 0xffff) == SERVE_DISCONNECT)
-		return 0;
+		return end(s, SERVE_GOODBYE);
 	reads = (type & 0xffff) == SERVE_READ;
 	if (reads || (type & 0xffff) == SERVE_WRITE) {
 		if (length > SERVE_MAX_TRANSFER)
-			return -EMSGSIZE;
-		r = reads ? 1 : receive(socket, buffer, length);
+			return end(s, -EMSGSIZE);
+		r = reads ? 1 : receive(s->socket, s->buffer, length);
 		if (r <= 0)
-			return r ? r : -ECONNRESET;
+			return end(s, r ? r : SERVE_HUNG_UP);
 	}
-	r = perform(device, type, be64toh(request.offset), length, buffer);
+	/* The kernel has failed it; the next server of the device may have begun. */
+	if (s->deaf)
+		return true;
+	r = perform(s->device, type, be64toh(request.offset), length, s->buffer);
 	reply.error = htobe32(wire_error(r));
 	reply.cookie = request.cookie;
 
-	struct iovec iov[] = {{&reply, sizeof reply}, {buffer, length}};
+	struct iovec iov[] = {{&reply, sizeof reply}, {s->buffer, length}};
 
-	r = send_all(socket, iov, reads && !reply.error ? 2 : 1);
-	return r < 0 ? r : 1;
+	r = send_all(s->socket, iov, reads && !reply.error ? 2 : 1);
+	s->deaf = r == -EPIPE;
+	return r == 0 || s->deaf || end(s, r);
 }
 
 int serve(struct backend *device, int socket)
@@ -133,14 +153,15 @@ int serve(struct backend *device, int socket)
 	/* Page-aligned, as O_DIRECT needs; pages come with the first request that needs them. */
 	void *buffer = mmap(NULL, SERVE_MAX_TRANSFER, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	int r = buffer == MAP_FAILED ? -errno : 1;
+	struct session s = {device, socket, buffer, .result = -errno};
 
-	while (r > 0)
-		r = serve_one(device, socket, buffer);
-	if (buffer != MAP_FAILED)
+	if (buffer != MAP_FAILED) {
+		while (serve_one(&s))
+			;
 		munmap(buffer, SERVE_MAX_TRANSFER);
-	if (r < 0)
+	}
+	if (s.result < 0)
 		backend_error(backend_host(device), "the connection to the kernel failed: %s",
-			strerror(-r));
-	return r;
+			strerror(-s.result));
+	return s.result;
 }

@@ -35,9 +35,15 @@ struct serve_reply {
 	uint64_t cookie;
 } __attribute__((packed));
 
+/* What serve() returns besides errors. */
+enum {
+	SERVE_GOODBYE, /* somebody has disconnected the disk */
+	SERVE_HUNG_UP, /* the driver has closed it by itself */
+};
+
 /*
  * Takes requests from a socket and answers each before it takes the next, until
- * the driver says goodbye or hangs up: 0. Negative errno: the connection cannot go
+ * the driver says goodbye or hangs up. Negative errno: the connection cannot go
  * on, which was reported through the device's host. What fails in the device is
  * answered.
  */

@@ -132,7 +132,7 @@ static void test_data_comes_back(void **state)
 	ask(&c, SERVE_FLUSH, 0, 0);
 	assert_int_equal(answer(&c, 0), 0);
 	ask(&c, SERVE_DISCONNECT, 0, 0);
-	assert_int_equal(end(&c), 0);
+	assert_int_equal(end(&c), SERVE_GOODBYE);
 }
 
 static bool is_zero(const char *bytes, size_t length)
@@ -172,7 +172,7 @@ static void test_zeroes_and_trim(void **state)
 	assert_true(is_zero(data, MIB));
 	close(c.sockets[0]); /* hanging up is an end like another */
 	c.sockets[0] = -1;
-	assert_int_equal(end(&c), 0);
+	assert_int_equal(end(&c), SERVE_HUNG_UP);
 }
 
 static void test_errors_are_answered(void **state)
@@ -194,7 +194,7 @@ static void test_errors_are_answered(void **state)
 	get(&c, block, sizeof block);
 	assert_true(is_zero(block, sizeof block));
 	ask(&c, SERVE_DISCONNECT, 0, 0);
-	assert_int_equal(end(&c), 0);
+	assert_int_equal(end(&c), SERVE_GOODBYE);
 }
 
 static void test_what_is_no_request_ends_it(void **state)
@@ -215,7 +215,7 @@ static void test_what_is_no_request_ends_it(void **state)
 	ask(&c, SERVE_WRITE, 0, 512);
 	put(&c, &request, sizeof request);
 	shutdown(c.sockets[0], SHUT_WR);
-	assert_int_equal(end(&c), -ECONNRESET);
+	assert_int_equal(end(&c), SERVE_HUNG_UP);
 }
 
 /* The kernel has dropped the partition, so that nothing is kept for it any more; its name is left.
@@ -258,6 +258,31 @@ static void test_an_interrupted_disk_is_told_from_others(void **state)
 			cases[i].interrupted);
 }
 
+/* The driver disconnects the disk while a request is served. */
+static void test_the_end_is_read_behind_what_is_not_answered(void **state)
+{
+	char block[512] = {1}, read_back[512];
+	struct connection c;
+
+	(void)state;
+	begin(&c, "direct=off");
+	assert_int_equal(shutdown(c.sockets[0], SHUT_RD), 0);
+	ask(&c, SERVE_FLUSH, 0, 0);
+	ask(&c, SERVE_WRITE, 0, sizeof block);
+	put(&c, block, sizeof block);
+	ask(&c, SERVE_DISCONNECT, 0, 0);
+	pthread_join(c.thread, NULL);
+	assert_int_equal(c.result, SERVE_GOODBYE);
+	/* The kernel has failed the write. */
+	struct iovec iov = {read_back, sizeof read_back};
+
+	assert_int_equal(backend_readv(c.device.backend, &iov, 1, 0), 0);
+	assert_true(is_zero(read_back, sizeof read_back));
+	close(c.sockets[0]);
+	close(c.sockets[1]);
+	device_close(&c.device);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -268,6 +293,7 @@ int main(void)
 		cmocka_unit_test(test_what_is_no_request_ends_it),
 		cmocka_unit_test(test_a_partition_that_is_gone_loses_nothing),
 		cmocka_unit_test(test_an_interrupted_disk_is_told_from_others),
+		cmocka_unit_test(test_the_end_is_read_behind_what_is_not_answered),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
