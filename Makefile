@@ -56,7 +56,7 @@ fuse-passthrough: ## build the FUSE passthrough file system (needs libfuse3-dev)
 fuse-nullfs: ## build the FUSE file system that holds no data (needs libfuse3-dev)
 fuse-disk: ## build the server of devices as files through FUSE (needs libfuse3-dev)
 ublk: ## build the server for Linux's ublk driver (needs liburing-dev)
-buse: ## build the sequential server on Linux's nbd driver
+buse: ## build the sequential server on Linux's nbd driver (needs libnl-genl-3-dev)
 s3-tool: ## build the tool for volumes of the S3 device
 s3-client-bench: ## build the benchmark of the S3 client alone
 PARTS := plugins handlers flow openloop ops kv fuse-passthrough fuse-nullfs fuse-disk ublk buse s3-tool \

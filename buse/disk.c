@@ -3,17 +3,19 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/nbd.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "backends/disk_nodes.h"
 #include "buse/disk.h"
+#include "buse/sysfs.h"
 
 #define SECTOR	  512u
 #define MAX_BLOCK 4096u
@@ -22,8 +24,13 @@
 #define FLAG_ROTATIONAL	  (1u << 4)
 #define FLAG_WRITE_ZEROES (1u << 6)
 
-/* For how long a disk may take to get its size. */
-#define SIZE_LIMIT_MS 30000
+/* More than the kernel can have. */
+#define NO_SUCH_INDEX (1 << 20)
+
+/* For how long a disk may take to get its node and its size. */
+#define THERE_LIMIT_MS 10000
+/* For how long another program may have a free node open, as udev has each for a moment. */
+#define OPEN_LIMIT_MS 10000
 #define STEP_MS	      5
 
 /*
@@ -42,162 +49,199 @@ static uint32_t flags_of(const struct backend_info *info, unsigned timeout)
 	       (info->can_zero && !timeout ? FLAG_WRITE_ZEROES : 0u);
 }
 
-/* A number of the disk's in sysfs; 0 also if there is none. */
-static uint64_t attribute(const char *path, const char *name)
+static void pause_ms(long ms)
 {
-	char file[64];
-	uint64_t value = 0;
-	FILE *stream;
-
-	snprintf(file, sizeof file, "/sys/block/%s/%s", strrchr(path, '/') + 1, name);
-	stream = fopen(file, "re");
-	if (!stream)
-		return 0;
-	if (fscanf(stream, "%" SCNu64, &value) != 1)
-		value = 0;
-	fclose(stream);
-	return value;
+	nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
 }
 
 /* Has a server, or had one that somebody still uses. */
-static bool connected(const char *path)
+static bool connected(int index)
 {
-	return attribute(path, "pid") || attribute(path, "size");
+	return sysfs_number(index, "pid") || sysfs_number(index, "size");
 }
 
-static void close_all(struct disk *d)
+static int index_of(const char *path)
 {
-	for (size_t i = 0; i < 2; i++)
-		if (d->sockets[i] >= 0)
-			close(d->sockets[i]);
-	if (d->node >= 0)
-		close(d->node);
-	d->sockets[0] = d->sockets[1] = d->node = -1;
+	unsigned long number = strtoul(path + strlen("/dev/nbd"), NULL, 10);
+
+	return number < NO_SUCH_INDEX ? (int)number : NO_SUCH_INDEX;
 }
 
-/* Opens the node and gives it the socket; no other may do so after us. 0 or negative errno. */
-static int claim(struct disk *d)
+static void close_file(int *fd)
 {
-	/* Refused while it is mounted, or claimed in another way; and nobody else can until then.
-	 */
-	int exclusive = open(d->path, O_RDWR | O_EXCL | O_CLOEXEC), r = 0;
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
 
-	if (exclusive < 0)
+int disk_prepare(struct disk *d)
+{
+	int r = 0;
+
+	*d = (struct disk){.index = -1, .node = -1, .sockets = {-1, -1}};
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, d->sockets) < 0)
 		return -errno;
-	d->node = open(d->path, O_RDWR | O_CLOEXEC);
-	if (d->node < 0)
-		r = -errno;
-	else if (connected(d->path))
-		r = -EBUSY;
-	/* The first call, which the kernel refuses if the node has another server. */
-	else if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, d->sockets) < 0 ||
-		 ioctl(d->node, NBD_SET_SOCK, (unsigned long)d->sockets[0]) < 0)
-		r = -errno;
-	close(exclusive);
+	r = guard_start(&d->guard, d->sockets[0]);
+	/* Only the guard keeps this end, which it gives to the kernel. */
+	close_file(&d->sockets[0]);
 	if (r < 0)
-		close_all(d);
+		close_file(&d->sockets[1]);
 	return r;
 }
 
-/* The first node that nobody uses. */
-static int claim_any(struct disk *d)
+/* Had it a server that was killed together with its guard? identity: also if it has that one. */
+static bool is_left(int index, const char *identity)
 {
+	char of[sizeof((struct netlink_disk *)0)->identity];
+
+	return sysfs_text(index, "backend", of, sizeof of) &&
+	       (guard_owner(of) == GUARD_LEFT || (identity && strcmp(of, identity) == 0));
+}
+
+/*
+ * Disconnects all such disks, whose users may still wait for an answer. Returns a lock to close
+ * once our own is connected, lest another start takes that for one of them; negative: none.
+ */
+static int clear_left(struct disk *d, const char *identity)
+{
+	int lock = -1;
+	glob_t blocks;
+
+	if (glob("/sys/block/nbd*", 0, NULL, &blocks) != 0)
+		return -1;
+	for (size_t i = 0; i < blocks.gl_pathc; i++) {
+		int index = atoi(strrchr(blocks.gl_pathv[i], '/') + strlen("/nbd"));
+
+		if (!is_left(index, identity))
+			continue;
+		if (lock < 0) {
+			lock = open("/dev", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+			if (lock < 0 || flock(lock, LOCK_EX) < 0)
+				break;
+		}
+		/* Still, now that no other start does the same. */
+		if (is_left(index, identity))
+			netlink_disconnect(&d->netlink, index);
+	}
+	globfree(&blocks);
+	return lock;
+}
+
+/* Is a node that of the disk, which nobody has mounted or claimed in another way? 0 or negative
+ * errno. */
+static int examine(const struct disk *d, int index)
+{
+	/* Not to write: udev would open it, too, after that. */
+	int fd = open(d->path, O_RDONLY | O_EXCL | O_CLOEXEC), r = 0;
+	char device[32], number[32];
+	struct stat file;
+
+	if (fd < 0)
+		return -errno;
+	if (fstat(fd, &file) < 0)
+		r = -errno;
+	close(fd);
+	snprintf(number, sizeof number, "%u:%u", major(file.st_rdev), minor(file.st_rdev));
+	if (r == 0 && (!S_ISBLK(file.st_mode) || !sysfs_text(index, "dev", device, sizeof device) ||
+			      strcmp(device, number) != 0))
+		r = -ENOTTY;
+	return r;
+}
+
+/* The disk that the user has named. Its number or negative errno. */
+static int connect_named(struct disk *d, struct netlink_disk *wish)
+{
+	char of[sizeof wish->identity];
 	int r = -EBUSY;
 
-	for (unsigned n = 0;; n++) {
-		snprintf(d->path, sizeof d->path, "/dev/nbd%u", n);
-		if (access(d->path, F_OK) < 0)
-			return n ? r : -ENOENT;
-		if (connected(d->path))
-			continue;
-		r = claim(d);
+	for (int waited = 0; waited < OPEN_LIMIT_MS; waited += STEP_MS) {
+		if (!connected(wish->index)) {
+			r = examine(d, wish->index);
+			if (r == 0)
+				r = guard_connect(&d->guard, wish);
+			if (r == -EBUSY && examine(d, wish->index) < 0)
+				break;
+		} else if (!sysfs_text(wish->index, "backend", of, sizeof of) ||
+			   guard_owner(of) != GUARD_ENDING) {
+			/* Also one whose server has just ended, if somebody has it open. */
+			r = -EBUSY;
+			break;
+		}
 		if (r != -EBUSY)
-			return r;
+			break;
+		pause_ms(STEP_MS);
 	}
+	return r;
 }
 
-static int set_up(struct disk *d, uint32_t block, const struct backend_info *info)
+/* 0 or negative errno. */
+static int connect_disk(struct disk *d, struct netlink_disk *wish)
 {
-	d->size = info->size / block * block;
-	if (ioctl(d->node, NBD_SET_BLKSIZE, (unsigned long)block) < 0 ||
-		ioctl(d->node, NBD_SET_SIZE_BLOCKS, (unsigned long)(d->size / block)) < 0 ||
-		ioctl(d->node, NBD_SET_FLAGS, (unsigned long)flags_of(info, d->timeout)) < 0 ||
-		ioctl(d->node, NBD_SET_TIMEOUT, (unsigned long)d->timeout) < 0)
-		return -errno;
-	return 0;
-}
-
-/* The kernel keeps this thread for as long as there is the disk. */
-static void *hold(void *opaque)
-{
-	struct disk *d = opaque;
-
-	d->result = ioctl(d->node, NBD_DO_IT) < 0 ? -errno : 0;
-	/* Requests that are still to come fail at once. */
-	shutdown(d->sockets[1], SHUT_RDWR);
-	d->ended = true;
-	pthread_kill(d->main, SIGUSR1);
-	return NULL;
-}
-
-static int start(struct disk *d)
-{
-	int r = -pthread_create(&d->holder, NULL, hold, d);
+	int r = netlink_open(&d->netlink), lock;
 
 	if (r < 0)
 		return r;
-	for (int waited = 0; attribute(d->path, "size") * SECTOR != d->size && !d->ended;
-		waited += STEP_MS) {
-		if (waited >= SIZE_LIMIT_MS) {
-			disk_disconnect(d);
-			shutdown(d->sockets[1], SHUT_RDWR);
-			pthread_join(d->holder, NULL);
-			return -ETIMEDOUT;
-		}
-		nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000}, NULL);
-	}
-	if (!d->ended)
-		return 0;
-	pthread_join(d->holder, NULL);
-	return d->result < 0 ? d->result : -EIO;
+	guard_identity(&d->guard, wish->identity, sizeof wish->identity);
+	lock = clear_left(d, NULL);
+	r = wish->index < 0 ? guard_connect(&d->guard, wish) : connect_named(d, wish);
+	close_file(&lock);
+	if (r == -ECHILD)
+		/* The guard has been killed, perhaps after it had connected the disk. */
+		clear_left(d, wish->identity);
+	if (r < 0)
+		return r;
+	d->index = r;
+	snprintf(d->path, sizeof d->path, "/dev/nbd%d", r);
+	return 0;
 }
 
-static void explain(const struct backend_host *host, const char *path, bool named, int r)
+static void explain(const struct backend_host *host, const struct disk *d, int r)
 {
+	const char *name = d->path[0] ? d->path : "nbd";
+
 	switch (-r) {
+	case ENODEV:
+		backend_error(host, "the kernel has no nbd driver; run: modprobe nbd");
+		break;
 	case ENOENT:
 	case ENXIO:
-		backend_error(host, "%s: does not exist; run: modprobe nbd", path);
+		backend_error(host, "%s: does not exist; run: modprobe nbd", name);
 		break;
 	case EACCES:
 	case EPERM:
-		backend_error(host, "%s: %s; run as root", path, strerror(-r));
+		backend_error(host, "%s: %s; run as root", name, strerror(-r));
 		break;
 	case EBUSY:
-		if (named)
-			backend_error(host,
-				"disk=%s: in use; name another one, or leave --disk out", path);
-		else
-			backend_error(host, "all of /dev/nbdN are in use; disconnect one");
+		backend_error(host, "disk=%s: in use; name another one, or leave --disk out", name);
+		break;
+	case ENOSPC:
+		backend_error(host, "all of /dev/nbdN are in use; disconnect one");
 		break;
 	case ENOTTY:
-	case EINVAL:
 		backend_error(
-			host, "disk=%s: is not a disk of the nbd driver; name /dev/nbdN", path);
+			host, "disk=%s: is not a disk of the nbd driver; name /dev/nbdN", name);
+		break;
+	case ECHILD:
+		backend_error(host, "the process that connects the disk was killed");
 		break;
 	default:
-		backend_error(host, "%s: %s", path, strerror(-r));
+		backend_error(host, "%s: cannot be connected: %s", name, strerror(-r));
 	}
 }
 
-int disk_attach(struct disk *d, const char *path, unsigned timeout, const struct backend_info *info,
-	const struct backend_host *host)
+int disk_connect(struct disk *d, const char *path, unsigned timeout,
+	const struct backend_info *info, const struct backend_host *host)
 {
 	uint32_t block = info->block_size < SECTOR ? SECTOR : info->block_size;
+	struct netlink_disk wish = {
+		.index = path ? index_of(path) : -1,
+		.block = block,
+		.size = info->size / block * block,
+		.flags = flags_of(info, timeout),
+		.timeout = timeout,
+	};
 	int r;
 
-	*d = (struct disk){.node = -1, .sockets = {-1, -1}, .timeout = timeout};
-	d->main = pthread_self();
 	if (block > MAX_BLOCK) {
 		backend_error(host,
 			"the device's blocks have %" PRIu32
@@ -213,20 +257,36 @@ int disk_attach(struct disk *d, const char *path, unsigned timeout, const struct
 	}
 	if (path)
 		snprintf(d->path, sizeof d->path, "%s", path);
-	r = path ? claim(d) : claim_any(d);
-	if (r < 0) {
-		explain(host, d->path, path, r);
-		return r;
+	d->size = wish.size;
+	r = connect_disk(d, &wish);
+	if (r < 0)
+		explain(host, d, r);
+	return r == -EINVAL ? -EIO : r; /* not the user's mistake */
+}
+
+int disk_open(struct disk *d, const struct backend_host *host)
+{
+	for (int waited = 0;; waited += STEP_MS) {
+		if (d->node < 0)
+			d->node = open(d->path, O_RDONLY | O_CLOEXEC);
+		if (d->node < 0 && errno != ENOENT) {
+			backend_error(host, "%s: %s", d->path, strerror(errno));
+			return -EIO;
+		}
+		if (d->node >= 0 && sysfs_number(d->index, "size") * SECTOR == d->size)
+			return 0;
+		if (waited >= THERE_LIMIT_MS)
+			break;
+		pause_ms(STEP_MS);
 	}
-	r = set_up(d, block, info);
-	if (r == 0)
-		r = start(d);
-	if (r < 0) {
-		backend_error(host, "%s: cannot be set up: %s", d->path, strerror(-r));
-		ioctl(d->node, NBD_CLEAR_SOCK);
-		close_all(d);
-	}
-	return r;
+	if (d->node < 0)
+		backend_error(host,
+			"%s: the kernel has connected it, but it does not exist here; name one "
+			"that does by --disk",
+			d->path);
+	else
+		backend_error(host, "%s: does not get its size", d->path);
+	return -ETIMEDOUT;
 }
 
 int disk_sync(const struct disk *d)
@@ -251,19 +311,22 @@ int disk_sync(const struct disk *d)
 	return fsync(d->node) < 0 ? -errno : r;
 }
 
-void disk_disconnect(const struct disk *d)
+void disk_disconnect(struct disk *d)
 {
-	ioctl(d->node, NBD_DISCONNECT);
+	if (d->index < 0)
+		return;
+	/* The server ends all the same. */
+	if (netlink_disconnect(&d->netlink, d->index) < 0)
+		shutdown(d->sockets[1], SHUT_RDWR);
+	d->index = -1;
 }
 
-bool disk_was_interrupted(const struct disk *d)
+void disk_close(struct disk *d)
 {
-	return d->result == -EBUSY || d->result == -EINTR;
-}
-
-void disk_detach(struct disk *d)
-{
-	pthread_join(d->holder, NULL);
-	ioctl(d->node, NBD_CLEAR_SOCK);
-	close_all(d);
+	disk_disconnect(d);
+	close_file(&d->node);
+	/* Not before: it stands by if we are killed here. */
+	guard_dismiss(&d->guard);
+	close_file(&d->sockets[1]);
+	netlink_close(&d->netlink);
 }

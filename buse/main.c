@@ -35,6 +35,8 @@ struct options {
 struct server {
 	struct backend *device;
 	int socket;
+	pthread_t main; /* gets SIGUSR1 then */
+	_Atomic bool ended;
 	int result;
 };
 
@@ -44,7 +46,8 @@ static void print_help(void)
 	       "Serves a block device as /dev/nbdN, one request at a time, until a signal "
 	       "ends it.\n"
 	       "\nOptions:\n"
-	       "    --disk=/dev/nbdN\n        the disk (default: the first free one)\n"
+	       "    --disk=/dev/nbdN\n        the disk (default: the first free one, or a new "
+	       "one)\n"
 	       "    --timeout=S\n        seconds after which the kernel aborts a request "
 	       "(default: 0, never)\n"
 	       "    --json\n        print JSON once the disk can be used\n"
@@ -120,55 +123,87 @@ static void *run(void *opaque)
 	struct server *s = opaque;
 
 	s->result = serve(s->device, s->socket);
-	/* The kernel sees the end of the disk by this. */
+	/* Requests that are still to come fail at once. */
 	shutdown(s->socket, SHUT_RDWR);
+	s->ended = true;
+	pthread_kill(s->main, SIGUSR1);
 	return NULL;
 }
 
 /* set: those to wait for. */
 static void block_signals(sigset_t *set)
 {
-	sigset_t all;
-
+	/* An ignored one, which is inherited, tells of no end of a process. */
+	signal(SIGCHLD, SIG_DFL);
 	end_signals(set);
 	sigaddset(set, SIGUSR1);
-	all = *set;
-	/* To be stopped, as by a terminal, costs the disk: see disk_was_interrupted(). */
-	sigaddset(&all, SIGTSTP);
-	sigaddset(&all, SIGTTIN);
-	sigaddset(&all, SIGTTOU);
-	pthread_sigmask(SIG_BLOCK, &all, NULL);
+	sigaddset(set, SIGCHLD);
+	pthread_sigmask(SIG_BLOCK, set, NULL);
+}
+
+/* What was written is in the device, and the disk goes. False: not all of it is. */
+static bool end_disk(struct disk *disk)
+{
+	int r = disk_sync(disk);
+
+	if (r < 0)
+		warnx("%s: the last writes are lost: %s", disk->path, strerror(-r));
+	disk_disconnect(disk);
+	return r == 0;
 }
 
 /* Waits until the disk is gone, by us or by another program. Returns 0 or an exit code. */
-static int wait_for_end(const struct disk *disk, const sigset_t *set)
+static int wait_for_end(struct disk *disk, struct server *server, const sigset_t *set)
 {
 	int code = 0, number;
 	bool asked = false;
 
-	while (!disk->ended) {
-		int r;
-
-		/* A disk that is being disconnected answers no flush: it would fail, or hang. */
+	while (!server->ended) {
+		/* A disk that is being disconnected answers no flush. */
 		if (sigwait(set, &number) != 0 || number == SIGUSR1 || asked)
 			continue;
-		asked = true;
-		r = disk_sync(disk);
-		if (r < 0) {
-			warnx("%s: the last writes are lost: %s", disk->path, strerror(-r));
+		if (number == SIGCHLD) {
+			if (!guard_has_died(&disk->guard))
+				continue;
+			warnx("%s: the process that would remove it after a kill of this one was "
+			      "itself killed; the disk is written back and removed",
+				disk->path);
 			code = EXIT_FAILURE;
 		}
-		disk_disconnect(disk);
+		asked = true;
+		if (!end_disk(disk))
+			code = EXIT_FAILURE;
 	}
+	return asked || server->result == SERVE_GOODBYE ? code : EXIT_FAILURE;
+}
+
+/* From the connected disk to its end. An exit code. */
+static int serve_disk(
+	struct disk *disk, struct server *server, const struct options *o, const sigset_t *set)
+{
+	int code;
+
+	if (disk_open(disk, &program_host) < 0)
+		return EXIT_FAILURE;
+	if (o->json)
+		printf("{\"disk\": \"%s\", \"size\": %" PRIu64 "}\n", disk->path, disk->size);
+	else
+		printf("%s\n", disk->path);
+	fflush(stdout);
+	code = wait_for_end(disk, server, set);
+	if (code && server->result == SERVE_HUNG_UP && disk->index >= 0)
+		warnx("%s: the kernel closed the disk%s", disk->path,
+			o->timeout ? ": a request took longer than --timeout" : "");
 	return code;
 }
 
 /* From the open device to its end. An exit code. */
-static int serve_device(struct backend *device, const struct options *o, const sigset_t *set)
+static int serve_device(
+	struct disk *disk, struct backend *device, const struct options *o, const sigset_t *set)
 {
-	struct server server = {.device = device};
+	struct server server = {
+		.device = device, .socket = disk->sockets[1], .main = pthread_self()};
 	struct backend_info info;
-	struct disk disk;
 	pthread_t thread;
 	int code, r = backend_info(device, &info);
 
@@ -176,40 +211,27 @@ static int serve_device(struct backend *device, const struct options *o, const s
 		warnx("cannot examine the device: %s", strerror(-r));
 		return EXIT_FAILURE;
 	}
-	r = disk_attach(&disk, o->disk, o->timeout, &info, &program_host);
+	r = disk_connect(disk, o->disk, o->timeout, &info, &program_host);
 	if (r < 0)
-		return r == -EBUSY || r == -EINVAL ? EXIT_USAGE : EXIT_FAILURE;
+		return r == -EBUSY || r == -EINVAL || r == -ENOTTY ? EXIT_USAGE : EXIT_FAILURE;
 	backend_start(device);
-	server.socket = disk.sockets[1];
 	r = -pthread_create(&thread, NULL, run, &server);
 	if (r < 0) {
 		warnx("cannot start a thread: %s", strerror(-r));
-		shutdown(disk.sockets[1], SHUT_RDWR);
-		disk_detach(&disk);
 		return EXIT_FAILURE;
 	}
-	if (o->json)
-		printf("{\"disk\": \"%s\", \"size\": %" PRIu64 "}\n", disk.path, disk.size);
-	else
-		printf("%s\n", disk.path);
-	fflush(stdout);
-	code = wait_for_end(&disk, set);
+	code = serve_disk(disk, &server, o, set);
+	disk_disconnect(disk);
 	pthread_join(thread, NULL);
-	disk_detach(&disk);
-	if (disk_was_interrupted(&disk))
-		warnx("%s: the kernel closed the disk because this server was stopped, suspended "
-		      "or traced; what was not written back is lost; unmount it before",
-			disk.path);
-	else if (disk.result < 0)
-		warnx("%s: the kernel closed the disk: %s", disk.path, strerror(-disk.result));
 	program_tell_counters(device);
-	return server.result < 0 || disk.result < 0 ? EXIT_FAILURE : code;
+	return server.result < 0 ? EXIT_FAILURE : code;
 }
 
 int main(int argc, char **argv)
 {
 	struct options o = {0};
 	struct backend *device;
+	struct disk disk;
 	sigset_t set;
 	int r;
 
@@ -219,14 +241,22 @@ int main(int argc, char **argv)
 		return r;
 	/* The disk must not end with the reader of its messages. */
 	signal(SIGPIPE, SIG_IGN);
-	/* Before there are threads, which inherit it. */
+	/* Both before there are threads, which inherit the one and would not be in the other. */
 	block_signals(&set);
-	r = program_open(o.params, &device);
+	r = disk_prepare(&disk);
+	if (r < 0) {
+		warnx("cannot start a process: %s", strerror(-r));
+		r = EXIT_FAILURE;
+	} else {
+		r = program_open(o.params, &device);
+	}
 	if (r == 0) {
-		r = serve_device(device, &o, &set);
+		r = serve_device(&disk, device, &o, &set);
+		disk_close(&disk);
 		if (backend_close(device) < 0)
 			r = EXIT_FAILURE;
 	}
+	disk_close(&disk);
 	params_free(o.params);
 	return r;
 }

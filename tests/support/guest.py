@@ -24,8 +24,8 @@ MIB = 1 << 20
 AREA = 256 * MIB  # of the null devices, and what campaigns on a block device use
 LIMIT = 600.0  # s for every command; the machine may be busy
 SERVERS = (
-    "nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "userblk-buse", "userblk-fuse-di", "fio",
-    "qemu-nbd", "s3backer",
+    "nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "userblk-buse", "buse-guard",
+    "userblk-fuse-di", "fio", "qemu-nbd", "s3backer",
 )  # fmt: skip
 
 Up = Callable[..., AbstractContextManager[Running]]

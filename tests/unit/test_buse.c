@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "buse/disk.h"
@@ -244,18 +245,45 @@ static void test_a_partition_that_is_gone_loses_nothing(void **state)
 	close(disk.node);
 }
 
-static void test_an_interrupted_disk_is_told_from_others(void **state)
+/* A process that has ended; it is waited for. */
+static int dead(void)
 {
-	static const struct {
-		int result;
-		bool interrupted;
-	} cases[] = {
-		{0, false}, {-EBUSY, true}, {-EINTR, true}, {-ETIMEDOUT, false}, {-EIO, false}};
+	pid_t pid = fork();
+
+	if (pid == 0)
+		_exit(0);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	return pid;
+}
+
+static void test_whose_disk_it_is(void **state)
+{
+	struct guard guard = {.pid = getppid()};
+	struct netlink_disk disk;
+	char *text = disk.identity, other[64];
+	unsigned long space;
+	int killed = dead();
+	pid_t zombie = fork();
 
 	(void)state;
-	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-		assert_int_equal(disk_was_interrupted(&(struct disk){.result = cases[i].result}),
-			cases[i].interrupted);
+	if (zombie == 0)
+		_exit(0);
+	assert_int_equal(waitid(P_PID, (id_t)zombie, &(siginfo_t){0}, WEXITED | WNOWAIT), 0);
+	guard_identity(&guard, text, sizeof disk.identity);
+	assert_int_equal(guard_owner(text), GUARD_SERVED);
+	assert_int_equal(sscanf(text, "userblk-buse %*d %*d %lu", &space), 1);
+	snprintf(other, sizeof other, "userblk-buse %d %d %lu", killed, (int)getpid(), space);
+	assert_int_equal(guard_owner(other), GUARD_ENDING);
+	snprintf(other, sizeof other, "userblk-buse %d %d %lu", killed, killed, space);
+	assert_int_equal(guard_owner(other), GUARD_LEFT);
+	snprintf(other, sizeof other, "userblk-buse %d %d %lu", (int)zombie, killed, space);
+	assert_int_equal(guard_owner(other), GUARD_LEFT);
+	/* Where numbers are those of other processes; and what others have connected. */
+	snprintf(other, sizeof other, "userblk-buse %d %d %lu", killed, killed, space + 1);
+	assert_int_equal(guard_owner(other), GUARD_STRANGER);
+	assert_int_equal(guard_owner(""), GUARD_STRANGER);
+	assert_int_equal(guard_owner("/srv/disk"), GUARD_STRANGER);
+	assert_int_equal(waitpid(zombie, NULL, 0), zombie);
 }
 
 /* The driver disconnects the disk while a request is served. */
@@ -292,7 +320,7 @@ int main(void)
 		cmocka_unit_test(test_errors_are_answered),
 		cmocka_unit_test(test_what_is_no_request_ends_it),
 		cmocka_unit_test(test_a_partition_that_is_gone_loses_nothing),
-		cmocka_unit_test(test_an_interrupted_disk_is_told_from_others),
+		cmocka_unit_test(test_whose_disk_it_is),
 		cmocka_unit_test(test_the_end_is_read_behind_what_is_not_answered),
 	};
 

@@ -3,22 +3,28 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import re
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from guest import BUILD, LIMIT, MIB, run, start_verify
-from waiting import stop, wait_until
+from guest import BUILD, LIMIT, MIB, RELEASE, read, requests, run, start_verify, suspended, through_mapper
+from waiting import stop, thread_states, wait_until
 
 BUSE = Path(BUILD, "buse/userblk-buse")
 NVME = os.environ["LAB_NVME"]
+
+CGROUP = Path("/sys/fs/cgroup/buse-test")
 
 Server = subprocess.Popen[str]
 Start = Callable[..., tuple[Server, str]]
@@ -32,7 +38,7 @@ def start() -> Iterator[Start]:
 
     def enter(*words: str) -> tuple[Server, str]:
         server = subprocess.Popen(
-            [str(BUSE), "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [str(BUSE), "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
         )
         servers.append(server)
         assert server.stdout and server.stderr
@@ -57,6 +63,68 @@ def queue(disk: str, name: str) -> str:
 def await_gone(disk: str) -> None:
     pid = Path("/sys/block", Path(disk).name, "pid")
     wait_until("the disk is gone", lambda: not size(disk) and not pid.exists(), LIMIT)
+
+
+def guard_of(server: Server) -> int:
+    """The process that disconnects the disk when the server has been killed."""
+    return int(Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text())
+
+
+def processes_that_hang() -> list[str]:
+    """Those of programs that wait in the kernel where no signal reaches them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is a thread of the kernel
+            if os.readlink(process / "exe") and "D" in thread_states(int(process.name)):
+                found.append(f"{process.name}: {(process / 'comm').read_text()}")
+    return found
+
+
+def await_end_of_all(disk: str) -> None:
+    """What a server that was killed leaves: nothing."""
+    await_gone(disk)
+    wait_until("nothing hangs", lambda: not processes_that_hang(), LIMIT)
+
+
+def start_load(disk: str, *options: str) -> subprocess.Popen[str]:
+    """Requests without end, once there are some."""
+    before = requests(disk)
+    load = subprocess.Popen(
+        ["fio", "--name=load", f"--filename={disk}", "--size=64M", "--rw=randrw", "--bs=4k", "--ioengine=libaio",
+         "--iodepth=16", "--direct=1", "--time_based", "--runtime=600", *options],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    wait_until("fio does I/O", lambda: requests(disk) >= before + 50, LIMIT, process=load)
+    return load
+
+
+def has_failed(load: subprocess.Popen[str]) -> None:
+    """Whichever is met first: a request that fails, or the disk that has gone."""
+    output, _ = load.communicate(timeout=LIMIT)
+    assert load.returncode != 0 and ("error" in output.lower() or "zero sized block device" in output), output
+
+
+def has(text: bytes) -> bool:
+    """Does the device begin with it? pytest would look for the differences for minutes."""
+    with open(NVME, "rb") as stream:
+        return stream.read(len(text)) == text
+
+
+@contextmanager
+def grouped(server: Server) -> Iterator[None]:
+    """The server and its guard in a control group, as in a container. Both have ended at the end of the block."""
+    CGROUP.mkdir()
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    for pid in (str(server.pid), *children):
+        (CGROUP / "cgroup.procs").write_text(pid)
+    try:
+        yield
+    finally:
+        (CGROUP / "cgroup.freeze").write_text("0")
+        server.kill()
+        server.wait(LIMIT)
+        wait_until("the group is empty", lambda: not (CGROUP / "cgroup.procs").read_text(), LIMIT)
+        CGROUP.rmdir()
 
 
 def ended(server: Server) -> tuple[int, str]:
@@ -133,33 +201,82 @@ def test_an_ignored_hang_up_leaves_the_disk_alone(start: Start) -> None:
     assert code == 0, errors
 
 
-def test_a_terminal_does_not_stop_it(start: Start) -> None:
-    """Ctrl-Z, for example. The kernel would close the disk."""
+@contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    stop(server.pid)
+    yield
+    server.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def stopped_by_terminal(server: Server) -> Iterator[None]:
+    """By Ctrl-Z, until fg."""
+    server.send_signal(signal.SIGTSTP)
+    wait_until("it stops", lambda: set(thread_states(server.pid)) == {"T"})
+    yield
+    server.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def frozen(server: Server) -> Iterator[None]:
+    """As `docker pause` does it."""
+    (CGROUP / "cgroup.freeze").write_text("1")
+    wait_until("it is frozen", lambda: "frozen 1" in (CGROUP / "cgroup.events").read_text())
+    yield
+    (CGROUP / "cgroup.freeze").write_text("0")
+
+
+@pytest.mark.parametrize("halted", [stopped, stopped_by_terminal, frozen])
+def test_requests_wait_for_a_halted_server(
+    start: Start, halted: Callable[[Server], AbstractContextManager[None]]
+) -> None:
     server, disk = start("passthrough", f"file={NVME}")
-    text = os.urandom(MIB)
-    with open(disk, "r+b", buffering=0) as stream:
+    text = os.urandom(4 * MIB)
+    with grouped(server), open(disk, "r+b", buffering=0) as stream:
         stream.write(text)
-        for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
-            server.send_signal(number)
-        time.sleep(1.0)
-        server.send_signal(signal.SIGCONT)
+        with halted(server):
+            load = subprocess.Popen(["dd", f"if={disk}", "of=/dev/null", "bs=1M", "skip=8", "count=8", "iflag=direct"])
+            time.sleep(2.0)
+            assert load.poll() is None and size(disk) == size(NVME)
+        assert load.wait(LIMIT) == 0
         os.fsync(stream.fileno())
-        assert server.poll() is None and size(disk) == size(NVME)
+        assert has(text)
+        # And what is written back at the end.
+        text = os.urandom(4 * MIB)
+        os.pwrite(stream.fileno(), text, 0)
         server.send_signal(signal.SIGTERM)
         code, errors = ended(server)
         assert code == 0, errors
-    with open(NVME, "rb") as stream:
-        kept = stream.read(MIB) == text  # pytest would look for the differences for minutes
-    assert kept
+    await_gone(disk)
+    assert has(text)
 
 
-def test_a_stop_is_told(start: Start) -> None:
-    """No program can prevent this one."""
-    server, disk = start("null", f"size={MIB}")
+def test_a_tracer_comes_and_goes(start: Start) -> None:
+    server, disk = start("passthrough", f"file={NVME}")
+    load = start_verify(disk, "--size=8M")
+    for _ in range(3):
+        tracer = subprocess.Popen(["strace", "-f", "-o", "/dev/null", "-p", str(server.pid)], stderr=subprocess.DEVNULL)
+        time.sleep(1.0)
+        while tracer.poll() is None:  # it misses a signal that comes right before it waits for its process
+            tracer.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+    output, _ = load.communicate(timeout=LIMIT)
+    assert load.returncode == 0, output
+    assert server.poll() is None
+    server.send_signal(signal.SIGTERM)
+    code, errors = ended(server)
+    assert code == 0, errors
+
+
+def test_a_timeout_ends_the_disk(start: Start) -> None:
+    server, disk = start("--timeout=2", "null", f"size={MIB}")
     stop(server.pid)
+    run(["dd", f"if={disk}", "of=/dev/null", "bs=4k", "count=1", "iflag=direct"], expect=1)
     server.send_signal(signal.SIGCONT)
     code, errors = ended(server)
-    assert code == 1 and f"{disk}: the kernel closed the disk because this server was stopped" in errors, errors
+    assert (code, errors) == (
+        1, f"userblk-buse: {disk}: the kernel closed the disk: a request took longer than --timeout\n"
+    )  # fmt: skip
     await_gone(disk)
 
 
@@ -195,23 +312,152 @@ def test_disconnected_by_another(start: Start) -> None:
     await_gone(disk)
 
 
+def test_ended_by_the_number_that_the_kernel_shows(start: Start) -> None:
+    server, disk = start("null", f"size={MIB}")
+    os.kill(int(Path("/sys/block", Path(disk).name, "pid").read_text()), signal.SIGTERM)
+    assert ended(server) == (0, "")
+    await_gone(disk)
+
+
 def test_killed(start: Start) -> None:
     """Errors at once; the disk goes, and the device can be served again."""
     server, disk = start("passthrough", f"file={NVME}")
-    load = subprocess.Popen(
-        ["fio", "--name=load", f"--filename={disk}", "--size=64M", "--rw=randrw", "--bs=4k", "--ioengine=libaio",
-         "--iodepth=16", "--direct=1", "--time_based", "--runtime=60"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    counter = Path("/sys/block", Path(disk).name, "stat")
-    wait_until("fio does I/O", lambda: int(counter.read_text().split()[0]) >= 50, LIMIT, process=load)
+    load = start_load(disk)
     server.kill()
-    output, _ = load.communicate(timeout=LIMIT)
-    # Whichever is met first: a request that fails, or the disk that has gone.
-    assert load.returncode != 0 and ("error" in output.lower() or "zero sized block device" in output)
-    await_gone(disk)
+    has_failed(load)
+    await_end_of_all(disk)
     _, again = start("passthrough", f"file={NVME}")
     assert again == disk
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["closed", "open"])
+def test_killed_with_dirty_pages(start: Start, used: bool) -> None:
+    server, disk = start("passthrough", f"file={NVME}")
+    stream = open(disk, "r+b", buffering=0)
+    stream.write(bytes(16 * MIB))
+    if not used:
+        stream.close()
+    server.kill()
+    server.wait(LIMIT)
+    if used:
+        with pytest.raises(OSError) as caught:
+            os.fsync(stream.fileno())
+        assert caught.value.errno == errno.EIO
+        stream.close()
+    await_end_of_all(disk)
+
+
+def test_killed_while_it_is_stopped(start: Start) -> None:
+    """The kernel waits in the middle of a request, which holds up all others."""
+    server, disk = start("passthrough", f"file={NVME}")
+    load = start_load(disk, "--rw=randwrite", "--bs=256k", "--iodepth=64", "--numjobs=2")
+    stop(server.pid)
+    time.sleep(1.0)
+    server.kill()
+    has_failed(load)
+    await_end_of_all(disk)
+
+
+def test_killed_while_its_disk_is_mounted(start: Start, mountpoint: Path) -> None:
+    server, disk = start("passthrough", f"file={NVME}")
+    run(["mkfs.ext4", "-qF", disk])
+    run(["mount", disk, mountpoint])
+    with open(mountpoint / "file", "wb") as stream:
+        stream.write(bytes(4 * MIB))
+        server.kill()
+        server.wait(LIMIT)
+        with pytest.raises(OSError):
+            os.fsync(stream.fileno())
+    run(["umount", mountpoint])
+    await_end_of_all(disk)
+
+
+def test_killed_while_its_device_hangs(start: Start) -> None:
+    """In the middle of a write-back, and with a thread that no signal ends."""
+    with through_mapper("below") as below:
+        server, disk = start("passthrough", f"file={below}")
+        with suspended("below"):
+            with open(disk, "r+b", buffering=0) as stream:
+                stream.write(bytes(MIB))
+                server.send_signal(signal.SIGTERM)
+                wait_until("it hangs", lambda: thread_states(server.pid).count("D") == 2, LIMIT)
+                server.kill()
+                with pytest.raises(OSError):
+                    os.fsync(stream.fileno())
+        server.wait(LIMIT)
+    await_end_of_all(disk)
+
+
+def test_killed_while_it_starts(start: Start) -> None:
+    del start  # the module
+    chance = random.Random(1)
+    for _ in range(30):
+        server = subprocess.Popen([str(BUSE), "null", f"size={MIB}"], stdout=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0, 0.15))
+        server.kill()
+        server.wait(LIMIT)
+    for block in Path("/sys/block").glob("nbd*"):
+        await_end_of_all(f"/dev/{block.name}")
+
+
+def test_an_end_of_its_guard_ends_it(start: Start) -> None:
+    server, disk = start("passthrough", f"file={NVME}")
+    text = os.urandom(MIB)
+    with open(disk, "r+b", buffering=0) as stream:
+        stream.write(text)
+        os.kill(guard_of(server), signal.SIGKILL)
+        code, errors = ended(server)
+    assert code == 1 and "was itself killed; the disk is written back and removed" in errors and "lost" not in errors
+    await_gone(disk)
+    assert has(text)
+
+
+@pytest.mark.skipif(RELEASE == "bullseye", reason="kernel: it does not tell who has connected an nbd disk")
+@pytest.mark.parametrize("named", [False, True], ids=["any", "named"])
+def test_killed_with_its_guard(start: Start, named: bool) -> None:
+    """The next server ends what still waits."""
+    server, disk = start("passthrough", f"file={NVME}")
+    load = start_load(disk)
+    guard = guard_of(server)
+    with grouped(server):
+        (CGROUP / "cgroup.kill").write_text("1")
+        server.wait(LIMIT)
+    wait_until("the guard has ended", lambda: not Path("/proc", str(guard), "exe").exists(), LIMIT)
+    time.sleep(1.0)
+    assert load.poll() is None
+    words = ("timeout", "5", str(BUSE), "null", f"size={MIB}", *([f"--disk={disk}"] if named else []))
+    # Refused while fio has it open, and else ended by timeout(1).
+    run(words, expect=None)
+    has_failed(load)
+    await_end_of_all(disk)
+    assert start(f"--disk={disk}", "null", f"size={MIB}")[1] == disk
+
+
+def test_a_named_disk_may_be_open_for_a_moment(start: Start) -> None:
+    """As udev opens each."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys, time; f = open('/dev/nbd3'); print(flush=True); time.sleep(3)"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout
+    holder.stdout.readline()
+    assert start("--disk=/dev/nbd3", "null", f"size={MIB}")[1] == "/dev/nbd3"
+    assert holder.wait(LIMIT) == 0
+    with open("/dev/nbd4"):
+        text = run([BUSE, "--disk=/dev/nbd4", "null", f"size={MIB}"], expect=2)
+    assert "disk=/dev/nbd4: in use" in text
+
+
+def test_there_is_always_a_free_disk(start: Start) -> None:
+    count = len(list(Path("/sys/block").glob("nbd*")))
+    disks = {start("null", f"size={MIB}")[1] for _ in range(count + 1)}
+    assert len(disks) == count + 1 and all(len(read(disk, 0, 4096)) == 4096 for disk in disks)
+
+
+@pytest.mark.skipif(not Path("/lib/modules", os.uname().release, "kernel").is_dir(), reason="kernel: it has no modules")
+def test_the_kernel_loads_its_driver(start: Start) -> None:
+    run(["modprobe", "-r", "nbd"])
+    assert start("--disk=/dev/nbd2", "null", f"size={MIB}")[1] == "/dev/nbd2"
 
 
 def test_mounted_and_served_disks_are_refused(start: Start, mountpoint: Path, tmp_path: Path) -> None:
