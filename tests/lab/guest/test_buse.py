@@ -412,6 +412,7 @@ def test_an_end_of_its_guard_ends_it(start: Start) -> None:
     assert has(text)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(RELEASE == "bullseye", reason="kernel: it does not tell who has connected an nbd disk")
 @pytest.mark.parametrize("named", [False, True], ids=["any", "named"])
 def test_killed_with_its_guard(start: Start, named: bool) -> None:
