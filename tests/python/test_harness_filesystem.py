@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from userblk.harness.machine.blockdev import BlockDevice, identify
 from userblk.harness.machine.filesystem import FileSystemError, limit_memory, make_ext4, mount_ext4, mounted_type
 from userblk.harness.machine.mounts import Mount, mounts_of
 from userblk.harness.machine.subprocesses import CommandError, Process, Recorder
-from userblk.harness.machine.teardown import Teardown, recover
+from userblk.harness.machine.teardown import Teardown, noted, recover
 from userblk.harness.systems import Running
 from waiting import wait_until
 
@@ -108,7 +107,7 @@ def test_what_a_killed_runner_mounted_is_unmounted(
         point = Path(killed.stdout.strip())
         assert mounted_type(point) == "ext4", killed.stderr
         (journal,) = (tmp_path / "run").glob("journal-*")
-        (group,) = (a["path"] for name, a in json.loads(journal.read_text()) if name == "remove_cgroup")
+        (group,) = (str(a["path"]) for name, a in noted(journal)[1] if name == "remove_cgroup")
         assert Path(group).is_dir()
         assert len(recover()) == 1
         assert mounted_type(point) == "" and not point.parent.exists() and not Path(group).exists()
