@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-#include <asm/unistd.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -19,6 +18,8 @@
 #include "buse/sysfs.h"
 #include "programs/end_signals.h"
 #include "programs/io_flusher.h"
+#include "programs/other_files.h"
+#include "programs/process_state.h"
 
 /* In memory that both processes have. */
 struct life {
@@ -38,25 +39,14 @@ static void pass_on(int number)
 		kill(server, number);
 }
 
-static void close_range_of(unsigned first, unsigned last)
-{
-	/* Debian 11's library does not have it. */
-	if (first <= last)
-		syscall(__NR_close_range, first, last, 0);
-}
-
 /* A reader of the server's messages must see the end of them. */
 static void close_others(int one, int other)
 {
-	unsigned low = (unsigned)(one < other ? one : other);
-	unsigned high = (unsigned)(one < other ? other : one);
 	int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
 		dup2(nothing, fd);
-	close_range_of(STDERR_FILENO + 1, low - 1);
-	close_range_of(low + 1, high - 1);
-	close_range_of(high + 1, ~0u);
+	close_other_files(STDERR_FILENO + 1, one, other);
 }
 
 /* It must outlive what kills the server. */
@@ -241,19 +231,12 @@ void guard_identity(const struct guard *g, char *text, size_t size)
 /* One that has only not been waited for has ended. */
 static bool lives(int pid)
 {
-	char name[32], line[512];
-	const char *state;
-	FILE *stream;
+	char state;
 
 	if (pid <= 0 || (kill(pid, 0) < 0 && errno == ESRCH))
 		return false;
-	snprintf(name, sizeof name, "/proc/%d/stat", pid);
-	stream = fopen(name, "re");
-	if (!stream)
-		return true;
-	state = fgets(line, sizeof line, stream) ? strrchr(line, ')') : NULL;
-	fclose(stream);
-	return !state || (strncmp(state, ") Z", 3) != 0 && strncmp(state, ") X", 3) != 0);
+	state = process_state(pid);
+	return state != 'Z' && state != 'X';
 }
 
 enum guard_owner guard_owner(const char *identity)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include "asker.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -13,12 +12,12 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/statvfs.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "begin.h"
+#include "programs/other_files.h"
 
 static struct {
 	pthread_mutex_t lock;
@@ -68,28 +67,6 @@ static int answer(char question, const char *path)
 	}
 }
 
-/* One by one, where close_range(2) is missing (before Linux 5.9) or refused by a sandbox. */
-static void close_each_from(int first)
-{
-	DIR *list = opendir("/proc/self/fd");
-	const struct dirent *entry;
-	long limit;
-
-	if (!list) {
-		limit = sysconf(_SC_OPEN_MAX);
-		for (int fd = first; fd < limit; fd++)
-			close(fd);
-		return;
-	}
-	while ((entry = readdir(list)) != NULL) {
-		int fd = atoi(entry->d_name); /* 0: "." */
-
-		if (fd >= first && fd != dirfd(list))
-			close(fd);
-	}
-	closedir(list);
-}
-
 static _Noreturn void answer_questions(int fd)
 {
 	char message[1 + PATH_MAX];
@@ -100,8 +77,7 @@ static _Noreturn void answer_questions(int fd)
 	/* Whatever it was started in can be unmounted. */
 	if (chdir("/") == -1 || dup2(fd, STDIN_FILENO) == -1)
 		_exit(EXIT_FAILURE);
-	if (syscall(__NR_close_range, 1, ~0U, 0) == -1)
-		close_each_from(1);
+	close_other_files(STDOUT_FILENO, -1, -1);
 	while (read(STDIN_FILENO, message, sizeof(message)) > 0) {
 		error = answer(message[0], message + 1);
 		if (write(STDIN_FILENO, &error, sizeof(error)) == -1)

@@ -12,6 +12,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "programs/process_state.h"
 #include "ublk/process.h"
 
 /* An entry of /proc/PID/fd. The server of the file that is open there may be out of reach. */
@@ -41,25 +42,6 @@ static bool has_open(const char *path, dev_t device, bool *files)
 	return found;
 }
 
-/* Has its first thread ended, while others may not have? */
-static bool is_zombie(pid_t pid)
-{
-	char path[32], text[256];
-	const char *name_end;
-	size_t length;
-	FILE *file;
-
-	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-	file = fopen(path, "re");
-	if (!file)
-		return false;
-	length = fread(text, 1, sizeof text - 1, file);
-	fclose(file);
-	text[length] = 0;
-	name_end = strrchr(text, ')');
-	return name_end && strncmp(name_end, ") Z", 3) == 0;
-}
-
 int ublk_process_with(pid_t pid, dev_t device)
 {
 	struct pollfd end = {.fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN};
@@ -87,7 +69,8 @@ int ublk_process_with(pid_t pid, dev_t device)
 		return end.fd;
 	/* Its parent may not have asked for its end yet. */
 	r = poll(&end, 1, 0) > 0 ? -ESRCH : -ENXIO;
-	if (r == -ENXIO && !files && is_zombie(pid))
+	/* Its first thread may have ended before others. */
+	if (r == -ENXIO && !files && process_state(pid) == 'Z')
 		return end.fd;
 	close(end.fd);
 	return r;

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "programs/exit_codes.h"
+#include "programs/other_files.h"
 #include "ublk/notify.h"
 #include "ublk/process.h"
 #include "ublk/show.h"
@@ -160,9 +161,7 @@ static int go_to_background(void)
 		unsetenv("NOTIFY_SOCKET");
 		/* Nor are the caller's locks, and pipes that somebody reads to their end. We have
 		 * nothing else open yet. */
-		if (ends[1] > STDERR_FILENO + 1)
-			close_range(STDERR_FILENO + 1, (unsigned)ends[1] - 1, 0);
-		close_range((unsigned)ends[1] + 1, ~0u, 0);
+		close_other_files(STDERR_FILENO + 1, ends[1], -1);
 		return ends[1];
 	}
 	close(ends[1]);
