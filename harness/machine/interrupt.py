@@ -67,7 +67,7 @@ def held() -> Iterator[None]:
 @contextmanager
 def outranks() -> Iterator[None]:
     """Interrupted, once it was raised, is how the block ends: also where an error of the cleanup took its place, which
-    becomes its cause. For who would go on after that error, with signals that nobody hears any more.
+    becomes its cause. A caller that went on after that error would hear no further signal.
     """
     _once_more(None)
     try:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from flow_program import ROOT
 from loops import loop
 from runner_process import SIZE
 
@@ -20,3 +22,8 @@ def device(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "image").mkdir()
     with loop(tmp_path / "image", SIZE) as path:
         yield path
+
+
+@pytest.fixture(scope="session")
+def flow_is_built() -> None:
+    subprocess.run(["make", "-s", "flow"], cwd=ROOT, check=True)

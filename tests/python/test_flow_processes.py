@@ -12,15 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flow_program import FLOW, ROOT, counts, results, run_flow, settings, write
+from flow_program import FLOW, counts, results, run_flow, settings, write
 from loops import LIMIT
 from waiting import wait_until
 
-
-@pytest.fixture(scope="session", autouse=True)
-def flow_is_built() -> None:
-    subprocess.run(["make", "-s", "flow"], cwd=ROOT, check=True)
-
+pytestmark = pytest.mark.usefixtures("flow_is_built")
 
 PROCESSES = """
 set mode quit timeout

@@ -13,6 +13,15 @@ from loops import LIMIT
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ROOT / "configs" / "workloads"
 FLOW = ROOT / "build" / "host" / "flow" / "userblk-flow"
+READS = """
+define fileset name=f,path=$dir,entries=200,dirwidth=20,size=4k,prealloc
+define process name=p {{ thread name=t,memsize=4k,instances=2 {{
+  flowop openfile name=open1,filesetname=f,fd=1
+  flowop readwholefile name=read1,fd=1
+  flowop closefile name=close1,fd=1
+}} }}
+{}
+"""
 
 
 def run_flow(*args: object, timeout: float = LIMIT) -> subprocess.CompletedProcess[str]:

@@ -96,6 +96,16 @@ static uint64_t make(struct device *d)
 	return volume_of(d)->full;
 }
 
+/* The next open finds all of it. Ends it. */
+static void assert_whole_after_a_crash(struct device *d)
+{
+	crash(d);
+	open_volume(d);
+	check_data(d);
+	assert_int_equal(check(d).n, 0);
+	device_close(d);
+}
+
 static void assert_is(const struct found *found, const char *key, const char *reason)
 {
 	assert_int_equal(found->n, 1);
@@ -123,11 +133,7 @@ static void test_a_server_replaces_its_checkpoint(void **state)
 				: "has a wrong checksum");
 		assert_holds(found.reason, "; a new checkpoint does not need it");
 		assert_int_equal(check(&d).n, 0);
-		crash(&d);
-		open_volume(&d);
-		check_data(&d);
-		assert_int_equal(check(&d).n, 0);
-		device_close(&d);
+		assert_whole_after_a_crash(&d);
 	}
 	fake_store_reset();
 }
@@ -474,11 +480,7 @@ static void test_a_server_replaces_the_end_of_its_log(void **state)
 		found = check(&d);
 		assert_is(&found, log_object(i ? 2 : 1), "; a new checkpoint does not need it");
 		assert_int_equal(check(&d).n, 0);
-		crash(&d);
-		open_volume(&d);
-		check_data(&d);
-		assert_int_equal(check(&d).n, 0);
-		device_close(&d);
+		assert_whole_after_a_crash(&d);
 	}
 	fake_store_reset();
 }
