@@ -382,6 +382,7 @@ static int set_from_file(struct params *p, const char *path, struct params_error
 	FILE *file = fopen(path, "re");
 	char *line = NULL;
 	size_t capacity = 0, number = 0;
+	ssize_t length;
 	int r = 0;
 
 	if (!file) {
@@ -391,14 +392,20 @@ static int set_from_file(struct params *p, const char *path, struct params_error
 			strerror(-r));
 		return r;
 	}
-	while (r == 0 && (errno = 0, getline(&line, &capacity, file) >= 0)) {
+	while (r == 0 && (errno = 0, length = getline(&line, &capacity, file)) >= 0) {
+		/* What follows one would be left out: a power cut can leave a file of them. */
+		bool zero = memchr(line, 0, (size_t)length);
 		char *item = params_trim(line), *key, *value;
 		struct params_error detail;
 
 		number++;
-		if (!*item || *item == '#')
+		if (zero) {
+			r = -EINVAL;
+			params_error_set(&detail,
+				"contains a byte of value 0; write the file again as text");
+		} else if (!*item || *item == '#') {
 			continue;
-		if (!split_pair(item, &key, &value)) {
+		} else if (!split_pair(item, &key, &value)) {
 			r = -EINVAL;
 			params_error_set(&detail, "not key=value; write one pair per line");
 		} else if (strcmp(key, CONFIG_KEY) == 0) {

@@ -325,6 +325,23 @@ static const char *write_config(const char *text)
 	return path;
 }
 
+/* A file that was written, with byte instead of each of. */
+static void replace_in_file(const char *path, char of, char byte)
+{
+	FILE *file = fopen(path, "r+");
+	int c;
+
+	assert_non_null(file);
+	while ((c = getc(file)) != EOF) {
+		if (c == of) {
+			fseek(file, -1, SEEK_CUR);
+			putc(byte, file);
+			fflush(file);
+		}
+	}
+	assert_int_equal(fclose(file), 0);
+}
+
 static void test_config_file(void **state)
 {
 	const char *path = write_config("# a comment\n\n  size = 4k \r\ncount=5\nlabel=in file");
@@ -402,6 +419,13 @@ static void test_bad_config_file(void **state)
 		assert_holds(error.text, expected);
 		params_free(p);
 	}
+	/* What follows it would be left out. */
+	snprintf(text, sizeof text, "count=1;config=%s", write_config("\nsize=1k@readonly=on\n"));
+	replace_in_file(strstr(text, "config=") + strlen("config="), '@', 0);
+	assert_int_equal(parse(&p, text, false), -EINVAL);
+	assert_holds(
+		error.text, ": line 2: contains a byte of value 0; write the file again as text");
+	params_free(p);
 	assert_int_equal(parse(&p, "config=/does/not/exist", false), -ENOENT);
 	assert_string_equal(error.text, "config=/does/not/exist: No such file or directory; "
 					"name a readable file of key=value lines");
