@@ -22,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -297,6 +298,19 @@ static int fail(const char *what, int error)
 	return EXIT_FAILURE;
 }
 
+/* Requests beyond its end would fail, or make it larger. False: it does not fit, which was
+ * reported. */
+static bool fits(const struct options *o, int fd)
+{
+	off_t size = lseek(fd, 0, SEEK_END);
+
+	if (size >= 0 && o->size <= (double)size)
+		return true;
+	fprintf(stderr, "userblk-openloop: --size=%.0f: %s has %jd bytes; use at most these\n",
+		o->size, o->file, (intmax_t)size);
+	return false;
+}
+
 static int measure(const struct options *o)
 {
 	unsigned count = (unsigned)o->threads;
@@ -306,6 +320,8 @@ static int measure(const struct options *o)
 
 	if (fd < 0)
 		return fail(o->file, errno);
+	if (!fits(o, fd))
+		return EXIT_USAGE;
 	workers = aligned_alloc(_Alignof(struct worker), count * sizeof(*workers));
 	if (!workers)
 		return fail("workers", ENOMEM);
@@ -433,6 +449,7 @@ int main(int argc, char **argv)
 {
 	struct options o = {.threads = 1, .seed = 1};
 	const char *missing;
+	struct stat st;
 	int option;
 
 	opterr = 0;
@@ -467,10 +484,17 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	}
 	o.file = argv[optind];
-	if (access(o.file, F_OK)) {
+	if (stat(o.file, &st)) {
 		fprintf(stderr,
 			"userblk-openloop: %s: %s; name a block device or file that exists\n",
 			o.file, strerror(errno));
+		return EXIT_USAGE;
+	}
+	if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode)) {
+		fprintf(stderr,
+			"userblk-openloop: %s: neither a block device nor a regular file; name "
+			"one\n",
+			o.file);
 		return EXIT_USAGE;
 	}
 	return measure(&o);

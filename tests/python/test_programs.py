@@ -94,9 +94,12 @@ def test_the_open_loop_names_what_is_wrong(tmp_path: Path) -> None:
         assert done.stderr == f"userblk-openloop: {says}; see userblk-openloop --help\n"
         assert done.returncode == 2
     asked = ["--size", "8192", "--rate", "1", "--runtime", "1", "--json", "j", "none"]
+    (tmp_path / "file").write_bytes(bytes(4096))
     for words, says in (
         (["--bs", "3"], "--bs=3: must be a whole number from 512 to 16777216"),
         (["--bs", "512", *asked], "none: No such file or directory; name a block device or file that exists"),
+        (["--bs", "512", *asked[:-1], "."], ".: neither a block device nor a regular file; name one"),
+        (["--bs", "512", "--rw=randwrite", *asked[:-1], "file"], "--size=8192: file has 4096 bytes; use at most these"),
     ):
         done = subprocess.run([found, *words], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
         assert (done.returncode, done.stderr) == (2, f"userblk-openloop: {says}\n")
