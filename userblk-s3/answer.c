@@ -159,7 +159,7 @@ static const char *human(const char *name, const char *value, char *out, size_t 
 		for (value++; *value && *value != '"' && n + 1 < room; value++)
 			out[n++] = *value == '\\' && value[1] ? *++value : *value;
 		out[n] = 0;
-	} else if (ends_with(name, "_bytes")) {
+	} else if (ends_with(name, "_bytes") || ends_with(name, "_bytes_before")) {
 		format_bytes(number, out);
 	} else if (ends_with(name, "_us")) {
 		snprintf(out, room, number < 10000 ? "%.2f ms" : "%.0f ms", (double)number / 1000);

@@ -121,6 +121,7 @@ void options_help(void)
 			print_commands(rules[i].commands);
 		printf("\n        %s\n", rules[i].help);
 	}
+	printf("    --help\n        show this text\n    --version\n        show the version\n");
 	printf("\nParameters of the device:\n%s", help);
 	free(help);
 }

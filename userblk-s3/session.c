@@ -34,8 +34,15 @@ static void host_error(void *opaque, const char *message)
 
 static void host_keep(void *opaque, const char *message)
 {
+	static const char progress[] = "(trying again)";
 	struct params_error *kept = opaque, before = *kept;
+	size_t length = strlen(message);
 
+	if (length >= strlen(progress) &&
+		strcmp(message + length - strlen(progress), progress) == 0) {
+		warnx("%s", message);
+		return;
+	}
 	/* What failed, then what it means for the next open. */
 	params_error_set(kept, "%s%s%s", before.text, *before.text ? "; " : "", message);
 }

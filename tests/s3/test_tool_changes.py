@@ -175,7 +175,7 @@ def test_what_is_refused_leaves_nothing_in_the_store(tool: Tool, serve_s3: Serve
         (["snapshot", "rollback", "friday"], {}, "snapshot=friday: volume v has no such snapshot; "),
         (["snapshot", "rollback", "monday"], {}, "snapshot=monday: there are newer snapshots, the last is tuesday;"),
         (["clone", "friday", "y"], {}, "snapshot=friday: volume v has no such snapshot; "),
-        (["clone", "monday", "c"], {}, "clone: the bucket holds "),
+        (["clone", "monday", "c"], {}, f"clone: the bucket holds objects below {serve_s3.prefix}/c/, such as "),
         (["resize"], {"size": "1000000"}, "size=1000000: "),
         (["resize"], {"size": "4096"}, "size=4096: "),
         (["resize"], {"size": "2P"}, "size="),
@@ -289,6 +289,8 @@ def test_gc(tool: Tool, serve_s3: ServeS3, tmp_path: Path, served: bool) -> None
     result = tool("gc", gc_delay="0", **where)
     assert result["stored_bytes"] < result["stored_bytes_before"] / 4
     assert sum(serve_s3.objects("v", "log/").values()) < result["stored_bytes_before"] / 2
+    lines = dict(line.split(maxsplit=1) for line in tool.run("gc", gc_delay="0", **where).stdout.splitlines())
+    assert all(lines[name].endswith("iB") for name in ("stored_bytes_before", "stored_bytes"))
     assert tool("check", **where)["damages"] == []
 
 

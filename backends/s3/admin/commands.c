@@ -157,7 +157,8 @@ static int info(struct s3_call *c)
 		say_text(c, "parent", super->parents[0].path);
 		say_text(c, "parent_snapshot", super->parents[0].snapshot);
 	}
-	say_bool(c, "readonly", v->backend.readonly);
+	if (v->control) /* by a server; without one, this program has opened it */
+		say_bool(c, "readonly", v->backend.readonly);
 	say_bool(c, "write_back", memcmp(super->write_back, (uint8_t[S3_UUID]){0}, S3_UUID) != 0);
 	if (v->layout->has_log)
 		say_log(c);

@@ -156,10 +156,10 @@ static int look_inside(struct s3_localfile *f, const struct stat *st)
 	}
 	if (ours || f->was_empty || (device && empty))
 		return 0;
-	snprintf(text, sizeof text, "%s something else than %s; %s",
-		device	? "the device holds"
-		: empty ? "begins with zeroes and holds"
-			: "holds",
+	snprintf(text, sizeof text, "%s %s; %s",
+		device	? "the device holds something else than"
+		: empty ? "begins with zeroes, unlike"
+			: "holds something else than",
 		f->kind->content,
 		device ? "wipe it or give another one" : "remove it or give another path");
 	return s3_localfile_refuse(f, -EEXIST, text);

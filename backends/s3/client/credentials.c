@@ -144,7 +144,7 @@ static int take_line(struct reading *r, char *line, size_t number, bool first)
 
 void s3_warn_if_public(const struct stat *st, const char *label, const struct backend_host *host)
 {
-	if (st->st_mode & (S_IROTH | S_IWOTH))
+	if (S_ISREG(st->st_mode) && st->st_mode & (S_IROTH | S_IWOTH))
 		backend_error(host, "%s: every user may %s it; chmod 600 it", label,
 			st->st_mode & S_IWOTH ? "change" : "read");
 }

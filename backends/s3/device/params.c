@@ -340,6 +340,18 @@ int s3_check(const void *config, struct params_error *error)
 			c->cache_file);
 		return -EINVAL;
 	}
+	if (c->cache_file && c->encryption_key) {
+		params_error_set(error,
+			"cache-file=%s: would hold the data of an encrypted volume as plain text; "
+			"leave it out",
+			c->cache_file);
+		return -EINVAL;
+	}
+	if (c->cache_file && c->write_back && strcmp(c->cache_file, c->write_back) == 0) {
+		params_error_set(error, "cache-file=%s: is write-back= as well; give two files",
+			c->cache_file);
+		return -EINVAL;
+	}
 	if (c->write_back && c->flush == S3_FLUSH_WEAK) {
 		params_error_set(error,
 			"write-back=%s: flush=weak never waits; leave one of them out",

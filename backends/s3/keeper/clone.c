@@ -259,8 +259,10 @@ int s3_volume_clone(struct s3_volume *parent, const char *snapshot, const char *
 	if (r)
 		return r < 0 ? s3_volume_refuse(parent, r, "%s", req.message)
 			     : s3_volume_refuse(parent, -EEXIST,
-				       "clone: the bucket holds %s; choose another name",
-				       req.message);
+				       "clone: the bucket holds objects below %s/, such as %s; "
+				       "choose "
+				       "another name",
+				       path, req.message);
 	super.blocks = found.blocks;
 	super.parents = calloc(super.n_parents, sizeof *super.parents);
 	r = super.parents ? s3_random(super.uuid) : -ENOMEM;
