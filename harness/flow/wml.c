@@ -609,7 +609,7 @@ struct wml *wml_load(const char *path, struct flow_error *error)
 	struct wml *wml = NULL;
 
 	if (failed)
-		flow_error_set(error, "%s: %s", path, strerror(saved));
+		flow_error_set(error, "%s: %s; name a workload file", path, strerror(saved));
 	else if (binary)
 		flow_error_set(error, "%s: not a text file; name a workload file", path);
 	else

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
@@ -185,8 +185,10 @@ def take_out(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Non
 def unpack(file: Path, results: Path) -> Path:
     """Unpack what export() packed below results, and return the campaign's directory. Raises ConfigError."""
     if not file.is_file():
-        raise ConfigError(f"{file}: no such file; name what userblk export wrote")
+        problem = "not a file" if file.exists() else "no such file"
+        raise ConfigError(f"{file}: {problem}; name what userblk export wrote")
     top = ""
+    new = not results.exists()
     try:
         results.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".import-", dir=results) as scratch:
@@ -205,4 +207,8 @@ def unpack(file: Path, results: Path) -> Path:
             Path(scratch, top).rename(results / top)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ConfigError(f"{file}: cannot be unpacked: {error}") from None
+    finally:
+        if new:
+            with suppress(OSError):  # it holds the campaign
+                results.rmdir()
     return results / top

@@ -83,6 +83,8 @@ LAB = ["--where", "lab"]
         (["table", "paper", "--format", "nosuch"], "nosuch"),
         (["table", "paper", "--tails"], "tails: paper has no latency percentiles; name a campaign"),
         (["import", "nosuch"], "nosuch: no such file; name what userblk export wrote"),
+        (["import", "/dev"], "/dev: not a file; name what userblk export wrote"),
+        (["import", "/etc/hostname"], "/etc/hostname: is packed neither with zstd nor with gzip; name what"),
         (["table", "paper", "--output", "/nosuch/file"], "/nosuch/file"),
         (["nosuch"], "nosuch"),
         ([], "COMMAND"),

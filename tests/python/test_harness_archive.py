@@ -84,7 +84,7 @@ def test_a_file_that_was_cut_off(campaign: Path, tmp_path: Path, suffix: str) ->
         cut.write_bytes(data[:length])
         with pytest.raises(ConfigError):
             unpack(cut, tmp_path / "elsewhere")
-        assert list((tmp_path / "elsewhere").iterdir()) == []
+        assert not (tmp_path / "elsewhere").exists()
 
 
 def packed(path: Path, *members: tuple[str, bytes | str | None]) -> Path:
@@ -123,8 +123,7 @@ def test_what_leads_elsewhere_is_refused(tmp_path: Path, member: tuple[str, byte
     archive = packed(tmp_path / "a.tar.gz", ("c/good", b"x"), member)
     with pytest.raises(ConfigError, match="nothing was unpacked"):
         unpack(archive, tmp_path / "results")
-    assert list((tmp_path / "results").iterdir()) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz", "results"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar.gz"]
 
 
 def test_something_else_is_refused(tmp_path: Path) -> None:
