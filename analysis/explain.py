@@ -15,7 +15,8 @@ from .table import SYSTEMS
 MOST = 12  # functions shown of each system
 OF_SAMPLES = (
     "Instructions in all: the CPU's speed times the time in which it was not idle, in a run that nobody looked"
-    " at. How they are divided: samples of the CPU each 10 us of another run, by several timers.",
+    " at. How they are divided: samples of the CPU each 10 us of another run, by several timers, which wake an idle"
+    " CPU.",
     "What runs with interrupts off is found where they are on again: a switch of threads in finish_task_switch.",
 )
 OF_STAGES = (
@@ -45,7 +46,7 @@ def places(cell: str, emulated: str, found: Sequence[Explained]) -> Report:
     for place in Place:
         rows.append((place.value, "", *(f"{one.profile.places()[place]:,.0f}" for one in found)))
     rows.append(("all", "", *(f"{one.profile.instructions:,.0f}" for one in found)))
-    rows.append(("CPU idle", "%", *(f"{100 * one.profile.idle:.1f}" for one in found)))
+    rows.append(("CPU idle, in the run with samples", "%", *(f"{100 * one.profile.idle:.1f}" for one in found)))
     records = tuple(
         (one.system, place.value, repr(value)) for one in found for place, value in one.profile.places().items()
     )
