@@ -30,7 +30,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,6 +124,18 @@ def ours(comparison: Comparison, number: int, device: Path) -> list[str]:
     return [*argv, comparison.device, f"file={device}", "direct=on"]
 
 
+def delete_ours(number: int) -> None:
+    userblk("delete", str(number))
+
+
+def delete_theirs(number: int) -> None:
+    """userblk-ublk would say that it does not know what the server of another program has lost. Raises Refused."""
+    argv = [str(RUBLK), "del", "--number", str(number)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    if done.returncode:
+        raise Refused(f"{' '.join(argv)}: {done.stderr.strip()}")
+
+
 def theirs(comparison: Comparison, number: int, device: Path) -> list[str]:
     argv = [str(RUBLK), "add", comparison.target, "--foreground", "--number", str(number)]
     argv += ["--queue", str(os.cpu_count() or 1), "--depth", str(DEPTH), "--io-buf-size", str(MAX_REQUEST)]
@@ -145,7 +157,7 @@ def is_live(number: int) -> bool:
 
 
 @contextmanager
-def served(argv: Sequence[str], number: int) -> Iterator[Path]:
+def served(argv: Sequence[str], number: int, delete: Callable[[int], None]) -> Iterator[Path]:
     """The disk, as long as its server lives."""
     disk = Path(f"/dev/ublkb{number}")
     with tempfile.TemporaryFile("w+") as output:
@@ -160,7 +172,7 @@ def served(argv: Sequence[str], number: int) -> Iterator[Path]:
             for name, value in QUEUE.items():
                 Path("/sys/block", disk.name, "queue", name).write_text(value)
             yield disk
-            userblk("delete", str(number))
+            delete(number)
             server.wait(PATIENCE_S)
         finally:
             if server.poll() is None:
@@ -175,8 +187,8 @@ def served(argv: Sequence[str], number: int) -> Iterator[Path]:
 def both(comparison: Comparison, device: Path) -> Iterator[tuple[Path, Path]]:
     """The disks of both sides, which the kernel describes alike. Raises Refused."""
     with ExitStack() as stack:
-        first = stack.enter_context(served(ours(comparison, NUMBERS[0], device), NUMBERS[0]))
-        second = stack.enter_context(served(theirs(comparison, NUMBERS[1], device), NUMBERS[1]))
+        first = stack.enter_context(served(ours(comparison, NUMBERS[0], device), NUMBERS[0], delete_ours))
+        second = stack.enter_context(served(theirs(comparison, NUMBERS[1], device), NUMBERS[1], delete_theirs))
         mine, other = (description(number) for number in NUMBERS)
         if mine != other or mine["zero_copy"] != comparison.zero_copy:
             raise Refused(f"the disks differ: {mine}, rublk's {other}")
