@@ -95,6 +95,7 @@ void ublk_options_help(void)
 				printf("%s%s", count++ ? ", " : " (", commands[j].name);
 		printf(")\n        %s\n", rules[i].help);
 	}
+	printf("    --help\n        show this text\n    --version\n        show the version\n");
 	ublk_devices_load_unless(NULL);
 	params_print_devices();
 }
