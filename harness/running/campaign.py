@@ -488,11 +488,13 @@ class RunnerProcess:
             start_new_session=True,
         )
         self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
+        self._over = threading.Event()  # end() has waited for it
         assert self._process.stdout and self._process.stderr
         self._threads = [
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
             for name, stream in (("event", self._process.stdout), ("text", self._process.stderr))
         ]
+        self._open = len(self._threads)
         for thread in self._threads:
             thread.start()
 
@@ -502,16 +504,20 @@ class RunnerProcess:
         self._lines.put(None)
 
     def events(self, tick: float) -> Iterator[Event | None]:
-        """What the runner says, and None at least every tick seconds. Text that is no event is a note."""
-        open_streams = len(self._threads)
-        while open_streams:
+        """
+        What the runner says, and None at least every tick seconds. Text that is no event is a note. One thread at a
+        time reads; another one may call end() meanwhile.
+        """
+        while self._open:
             try:
                 item = self._lines.get(timeout=tick)
             except queue.Empty:
+                if self._over.is_set():
+                    return  # a process that it left holds the streams open
                 yield None
                 continue
             if item is None:
-                open_streams -= 1
+                self._open -= 1
                 continue
             yield _event(*item)
 
@@ -521,19 +527,25 @@ class RunnerProcess:
         return code if code >= 0 else 128 - code
 
     def stop(self, tell: Callable[[str], None]) -> None:
+        """The same as end(), for the thread that reads the events: tell also gets the notes that are left."""
+        try:
+            self.end(tell)
+        finally:
+            for event in self.events(0.0):  # such as what could not be torn down
+                if event and event["event"] == "note":
+                    tell(event["text"])
+
+    def end(self, tell: Callable[[str], None]) -> None:
         """
         Have it tear everything down, and wait for that; kill it only if it does not get on. tell: what is waited for,
-        and what a killed one leaves.
+        and what a killed one leaves. What the runner itself says is left to events().
         """
         try:
             self._end(tell)
         finally:
             for thread in self._threads:
                 thread.join(1.0)
-            while not self._lines.empty():  # what nobody waits for any more, such as what could not be torn down
-                item = self._lines.get()
-                if item and (event := _event(*item))["event"] == "note":
-                    tell(event["text"])
+            self._over.set()
 
     def _end(self, tell: Callable[[str], None]) -> None:
         journal = journal_of(self._process.pid)

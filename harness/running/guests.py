@@ -74,6 +74,7 @@ class Guests:
         self._at_once = at_once(plan)
         self._lines: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
         self._running: dict[int, RunnerProcess] = {}
+        self._listeners: list[threading.Thread] = []
         self._counts = {"done": 0, "invalid": 0, "failed": 0, "full": 0, "left_out": 0}
         self._skipped = 0
         self._odd = 0  # exit code of a guest that did not come to its end
@@ -109,7 +110,13 @@ class Guests:
     def stop(self, tell: Callable[[str], None]) -> None:
         """End all guests; what they brought up ends with them."""
         for runner in self._running.values():
-            runner.stop(tell)
+            runner.end(tell)
+        for listener in self._listeners:
+            listener.join(1.0)
+        while not self._lines.empty():  # such as what could not be torn down; nobody else reads here
+            _, event = self._lines.get()
+            if event and event["event"] == "note":
+                tell(event["text"])
 
     def _valid(self, entry: Entry) -> bool:
         return valid_summary(self._directory / self._plan.directory(entry))
@@ -176,7 +183,9 @@ class Guests:
                     self._lines.put((block, event))
             self._lines.put((block, None))
 
-        threading.Thread(target=listen, daemon=True).start()
+        self._listeners = [one for one in self._listeners if one.is_alive()]
+        self._listeners.append(threading.Thread(target=listen, daemon=True))
+        self._listeners[-1].start()
 
     def _heard(self, event: Event) -> Event | None:
         """What to show of an event of one guest: one of them speaks for all about the machine."""

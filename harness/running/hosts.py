@@ -16,10 +16,11 @@ import subprocess
 import tarfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from ..machine import interrupt
 from ..machine.durable import write_json
 from ..model.config import Profile, Suite, SystemConfig
 from ..model.hosts import Host, Hosts
@@ -122,12 +123,15 @@ def read_hosts(directory: Path) -> Hosts:
 
 @dataclass
 class _Part:
-    """A host's part of a campaign while it runs. code: the runner's, or that of what failed around it."""
+    """
+    A host's part of a campaign while it runs. code: the runner's, or that of what failed around it. over: nothing goes
+    on any more. Not join(), which Python up to 3.12 takes for done once a signal handler has raised in it.
+    """
 
     host: Host
     runner: RunnerProcess | None = None
     code: int = 1
-    problem: str = ""
+    over: threading.Event = field(default_factory=threading.Event)
 
 
 class MultiHostCampaign:
@@ -139,29 +143,31 @@ class MultiHostCampaign:
         self._show = show
         self._showing = threading.Lock()
         self._parts = [_Part(host) for host in hosts.hosts]
-        self._stopping = threading.Event()
+        self._starting = threading.Lock()  # a runner, or the end of all
+        self._stopping = False
 
     def run(self) -> dict[str, int]:
         """What is not done yet, on all hosts at once. The runners' exit codes by host."""
-        threads = [threading.Thread(target=self._guarded, args=(part,), daemon=True) for part in self._parts]
-        for thread in threads:
-            thread.start()
         try:
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)  # so that signals are seen
+            with interrupt.held():
+                for part in self._parts:
+                    threading.Thread(target=self._guarded, args=(part,), daemon=True).start()
+            for part in self._parts:
+                while not part.over.wait(0.2):  # so that signals are seen
+                    pass
         except BaseException:
             self._stop()
-            for thread in threads:
-                thread.join()
+            for part in self._parts:
+                part.over.wait()
             raise
         return {part.host.id: part.code for part in self._parts}
 
     def _stop(self) -> None:
-        self._stopping.set()
+        with self._starting:
+            self._stopping = True
         for part in self._parts:
             if part.runner:
-                part.runner.stop(partial(self._tell, part.host))
+                part.runner.end(partial(self._tell, part.host))  # its thread shows what it says
 
     def _tell(self, host: Host, text: str) -> None:
         with self._showing:
@@ -174,6 +180,8 @@ class MultiHostCampaign:
             self._tell(part.host, str(error))
         except (OSError, tarfile.TarError) as error:
             self._tell(part.host, f"its results cannot be fetched: {error}")
+        finally:
+            part.over.set()
 
     def _carry_out(self, part: _Part) -> int:
         hosts, host = self.hosts, part.host
@@ -186,9 +194,11 @@ class MultiHostCampaign:
             raise ConfigError(f"{hosts.name}: directory={hosts.directory}: cannot be written on {host.address}")
         python = "python" if _is_checkout(hosts, host) else "lib/python3/dist-packages"
         words = ["env", f"PYTHONPATH={hosts.userblk}/{python}", "python3", "-m", "userblk.harness.running.runner"]
-        part.runner = RunnerProcess(_ssh(hosts, host, *words, "--until-eof", f"{there}/plan.json"), until_eof=True)
-        if self._stopping.is_set():
-            part.runner.stop(partial(self._tell, host))
+        argv = _ssh(hosts, host, *words, "--until-eof", f"{there}/plan.json")
+        with self._starting:
+            if self._stopping:
+                return EXIT_NOTHING
+            part.runner = RunnerProcess(argv, until_eof=True)
         for event in part.runner.events(1.0):
             if event:
                 with self._showing:

@@ -148,6 +148,32 @@ def test_a_guest_that_stops_before_its_runs_is_not_success(monkeypatch: pytest.M
     assert play(monkeypatch, directory, plan)[1] == 0
 
 
+SAYS_AT_ITS_END = """
+import json, signal, sys, time
+def end(*_):
+    print(json.dumps({"event": "note", "text": "m is busy"}), flush=True)
+    sys.exit(130)
+signal.signal(signal.SIGINT, end)
+signal.signal(signal.SIGTERM, end)
+print(json.dumps({"event": "note", "text": "begins"}), flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_guests_say_at_their_end_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the thread that stops them, as nobody takes their events then."""
+    monkeypatch.setattr(guests, "runner_argv", lambda *_: [sys.executable, "-c", SAYS_AT_ITS_END])
+    monkeypatch.setattr(guests, "at_once", lambda plan: 2)
+    all_of_them, said = guests.Guests(plan_in(tmp_path / "c", 1, 1), tmp_path / "c"), list[str]()
+    begun = 0
+    for event in all_of_them.events(TICK):
+        begun += bool(event and event.get("text") == "begins")
+        if begun == 2:
+            break
+    all_of_them.stop(said.append)
+    assert said == ["m is busy"] * 2
+
+
 def test_a_block_is_run_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What a run finds depends on those before it in its guest, so that a resumed campaign is as one in one go."""
     directory = tmp_path / "c"

@@ -170,3 +170,28 @@ def test_what_a_killed_runner_leaves_is_named(tmp_path: Path, monkeypatch: pytes
     journal.write_text("")
     (need,) = doctor.left_needs(journal)
     assert not need.met and "remove it" in need.fix
+
+
+@pytest.mark.parametrize("code", ["pass", 'print(\'{"event": "note", "text": "x"}\'); input()'])
+def test_events_come_to_their_end_after_a_stop(code: str) -> None:
+    """The thread that iterates them may come back to them only then."""
+    runner, said = RunnerProcess([sys.executable, "-c", code], until_eof=True), list[str]()
+    runner.stop(said.append)
+    for number, event in enumerate(runner.events(0.01)):
+        assert event is None and number < 100, "they have no end"
+
+
+def test_what_a_runner_says_at_its_end_is_left_to_the_thread_that_reads() -> None:
+    code = "import json, sys; sys.stdin.read(); print(json.dumps({'event': 'note', 'text': 'x'}))"
+    runner, said = RunnerProcess([sys.executable, "-c", code], until_eof=True), list[str]()
+    runner.end(said.append)
+    assert said == [] and [event and event["text"] for event in runner.events(0.0)] == ["x"]
+
+
+def test_a_process_that_holds_the_streams_open_does_not_keep_the_events() -> None:
+    """As ssh's connection that others share does."""
+    code = "import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)"
+    runner, said = RunnerProcess([sys.executable, "-c", code], until_eof=True), list[str]()
+    runner.end(said.append)
+    for number, _ in enumerate(runner.events(0.01)):
+        assert number < 100, "they have no end"
