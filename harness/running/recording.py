@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..machine.interrupt import held
-from ..machine.subprocesses import Process, Recorder, end_in_words, last_line
+from ..machine.subprocesses import CommandError, Process, Recorder, end_in_words, last_line
+from ..machine.teardown import group_lives, holds_within
 from ..observing import perf
 
 START_LIMIT = 60.0  # s
@@ -41,10 +43,28 @@ def recording(recorder: Recorder, output: Path, seconds: float, limit: float, re
         yield sampled
     finally:
         if process:
-            process.child.send_signal(signal.SIGINT)
-            process.wait(perf.END_LIMIT)
-            process.end()
+            _end(process)
     code = process.poll()
     assert code is not None
     if code not in (0, -signal.SIGINT, TIMED_OUT):
         raise perf.PerfError(f"perf record: {end_in_words(code)}: {last_line(process.errors)}")
+
+
+def _end(process: Process) -> None:
+    """
+    SIGINT to the process group: not each timeout(1) passes it on, that of uutils does not. perf then writes what it
+    has. Raises CommandError.
+    """
+
+    def over() -> bool:
+        return process.poll() is not None and not group_lives(process.pid)
+
+    with held():
+        for number, patience in ((signal.SIGINT, perf.END_LIMIT), (signal.SIGTERM, 20.0), (signal.SIGKILL, 20.0)):
+            if over():  # also before the first: its number may be that of other processes by then
+                return
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            holds_within(patience, over)
+        if not over():
+            raise CommandError(f"perf (pid {process.pid}) does not end, even by SIGKILL")

@@ -165,6 +165,41 @@ def test_perf_does_not_outlive_who_started_it(tmp_path: Path, monkeypatch: pytes
     assert argv[argv.index("timeout") :][:4] == ["timeout", "--signal=INT", "600", "perf"]
 
 
+# As uutils' timeout(1): a signal ends it alone.
+PASSES_NOTHING_ON = """#!/bin/sh
+shift 2
+trap - INT
+"$@" &
+wait
+"""
+WRITES_AT_ITS_END = f"""#!{sys.executable}
+import os, signal, sys, time
+output = next(word.partition("=")[2] for word in sys.argv if word.startswith("--output="))
+
+def end(*_):
+    time.sleep(0.5)
+    with open(output, "a") as file:
+        file.write("whole")
+    sys.exit(0)
+
+signal.signal(signal.SIGINT, end)
+with open(output, "w") as file:
+    file.write(f"{{os.getpid()}} ")
+time.sleep(60)
+"""
+
+
+def test_perf_ends_where_timeout_passes_no_signal_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("timeout", PASSES_NOTHING_ON), ("perf", WRITES_AT_ITS_END)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with recording(Recorder(tmp_path), tmp_path / "data", 1, 600, ""):
+        pass
+    pid, whole = (tmp_path / "data").read_text().split()
+    assert whole == "whole" and not start_time(int(pid))
+
+
 def test_who_has_no_perf_is_told_its_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
