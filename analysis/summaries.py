@@ -188,19 +188,58 @@ def read_campaign(directory: Path) -> Campaign:
 
 
 PARAMETERS = ("warm_up", "choices", "block_choices")  # of campaign.json: what measures something else if changed
+CONCERNED = ("device", "system", "workload")  # what a record of `parameters` may name
 
 
 def asked_otherwise(campaigns: Sequence[Campaign]) -> dict[str, tuple[str, ...]]:
-    """The parameters that not all campaigns have alike: of each campaign the lines that not all have, as one."""
+    """
+    The parameters that not all campaigns have alike: of each campaign what differs, as one line. Only what concerns
+    devices, systems and workloads of several campaigns; those that do not say a parameter do not differ in it.
+    """
     found = {}
     for name in PARAMETERS:
-        asked = [campaign.asked.get(name) or [] for campaign in campaigns]
-        lines = [list(map(str, value)) if isinstance(value, list) else [str(value)] for value in asked]
-        common = set.intersection(*[set(one) for one in lines])
-        own = tuple("; ".join(line for line in one if line not in common) for one in lines)
+        known = [at for at, campaign in enumerate(campaigns) if name in campaign.asked]
+        saying = [campaigns[at] for at in known]
+        if all(isinstance(one.asked.get("parameters"), Mapping) for one in saying) and name != "warm_up":
+            own = _records_otherwise(saying, name)
+        else:  # older ones have text alone
+            own = _lines_otherwise([campaign.asked[name] for campaign in saying])
         if any(own):
-            found[name] = own
+            each = dict(zip(known, own, strict=True))
+            found[name] = tuple(each.get(at, "") for at in range(len(campaigns)))
     return found
+
+
+def _lines_otherwise(asked: Sequence[Any]) -> list[str]:
+    """The lines of each that not all have."""
+    lines = [list(map(str, value)) if isinstance(value, list) else [str(value)] for value in asked]
+    common = set.intersection(*[set(one) for one in lines]) if lines else set()
+    return ["; ".join(line for line in one if line not in common) for one in lines]
+
+
+def _records_otherwise(campaigns: Sequence[Campaign], name: str) -> list[str]:
+    """The values of each that are others elsewhere, with what they concern."""
+    records: list[dict[tuple[str, ...], str]] = []
+    for campaign in campaigns:
+        values = [value for value in campaign.asked["parameters"].get(name, ()) if isinstance(value, Mapping)]
+        keys = [tuple(str(value.get(part, "")) for part in ("name", *CONCERNED)) for value in values]
+        records.append({key: str(value.get("value", "")) for key, value in zip(keys, values, strict=True)})
+    measured = [[{"", *(getattr(run, part) for run in one.runs)} for part in CONCERNED] for one in campaigns]
+    own: list[dict[tuple[str, str], list[str]]] = [{} for _ in campaigns]
+    for key in dict.fromkeys(key for one in records for key in one):
+        what, *concerned = key
+        having = [at for at, sets in enumerate(measured) if all(c in s for c, s in zip(concerned, sets, strict=True))]
+        if len({records[at].get(key, "") for at in having}) > 1:
+            for at in having:
+                if value := records[at].get(key, ""):
+                    own[at].setdefault((what, value), []).append(" on ".join(filter(None, reversed(concerned))))
+    return ["; ".join(_record_text(*pair, of) for pair, of in one.items()) for one in own]
+
+
+def _record_text(what: str, value: str, concerned: Sequence[str]) -> str:
+    listed = ", ".join(filter(None, concerned[:LISTED]))
+    more = f" and {len(concerned) - LISTED} more" * (len(concerned) > LISTED)
+    return f"{what}{' of ' * bool(listed)}{listed}{more}: {value}"
 
 
 def campaign_warnings(directory: Path) -> list[str]:

@@ -221,6 +221,7 @@ def create(
         "command": list(command),
         "choices": choices(plan),
         "block_choices": block_choices(plan),
+        "parameters": parameters(plan),
         "userblk": environment.source(paths.CHECKOUT) | {"version": __version__},
     }
     if plan.emulated:  # what the guest cannot see
@@ -331,6 +332,9 @@ def check_model(plan: Plan, present: str) -> None:
         )
 
 
+OF_FIO = "psync, buffered, no fsync"
+OF_QUEUES = "the native device's"
+OF_WRITE_BACK = "in the state that minutes of writing lead to, set before each run"
 OF_GROUPS = ", with control groups v2 as whole percents of the memory"  # the kernel takes no bytes for those
 
 
@@ -342,14 +346,21 @@ def choices(plan: Plan) -> list[str]:
     of_files = [workload for workload in plan.suite.workloads if ENGINES[workload.engine].parameters]
     for paper in dict.fromkeys(workload.parameters for workload in of_files):
         lines += _choices(plan, paper, [workload.id for workload in of_files if workload.parameters == paper])
-    files = plan.profile.files
-    if files.dirty_bytes and any(ENGINES[one.engine].measures == "devices" for one in of_files):  # else none is set
-        limits = _dirty_limits(files.dirty_bytes, files.dirty_background_bytes)
-        unscaled = files.unscaled_dirty_bytes
-        share = f"; FUSE has its share of {unscaled} bytes, the limit of profile paper" if unscaled else ""
-        grouped = "" if plan.emulated else OF_GROUPS
-        lines.append(f"dirty pages: at most {limits}{grouped}{share} (the kernel's own is a fifth of the memory)")
+    if limits := _dirty_of_files(plan):
+        lines.append(f"dirty pages: at most {limits} (the kernel's own is a fifth of the memory)")
     return lines
+
+
+def _dirty_of_files(plan: Plan) -> str:
+    """The limit of dirty pages of workloads on file systems, "" if none is set."""
+    files = plan.profile.files
+    engines = {ENGINES[workload.engine] for workload in plan.suite.workloads if ENGINES[workload.engine].parameters}
+    if not files.dirty_bytes or not any(engine.measures == "devices" for engine in engines):
+        return ""
+    limits = _dirty_limits(files.dirty_bytes, files.dirty_background_bytes)
+    unscaled = files.unscaled_dirty_bytes
+    share = f"; FUSE has its share of {unscaled} bytes, the limit of profile paper" if unscaled else ""
+    return limits + ("" if plan.emulated else OF_GROUPS) + share
 
 
 def _choices(plan: Plan, paper: str, ids: Sequence[str]) -> list[str]:
@@ -388,28 +399,70 @@ def block_choices(plan: Plan) -> list[str]:
         return []
     profile = plan.profile
     areas = ", ".join(f"{plan.used_bytes(name)} bytes of {name}" for name in plan.devices)
-    memory = "all of the machine's"
-    if profile.memory_bytes:
-        memory = f"{profile.memory_bytes} bytes for fio and its page cache, by a control group"
-    if plan.emulated:
-        memory = "all of the guest's"
     limits = dict.fromkeys(_dirty_limits(*profile.dirty_limits(name)) for name in plan.devices)
     grouped = OF_GROUPS if profile.memory_bytes and not plan.emulated else ""
     lines = [
-        f"memory: {memory} (the paper limited its machines to 4 GiB)",
+        f"memory: {_memory(plan)} (the paper limited its machines to 4 GiB)",
         f"dirty pages: at most {'; '.join(limits)}{grouped} (the paper does not say)",
         f"discarded before writes: {areas}, whatever part a workload uses (the paper: its partition)",
-        "fio: psync, buffered, no fsync (its defaults; the paper does not say)",
-        "queue settings of each system's device: the native device's (the paper: no I/O scheduler)",
+        f"fio: {OF_FIO} (its defaults; the paper does not say)",
+        f"queue settings of each system's device: {OF_QUEUES} (the paper: no I/O scheduler)",
     ]
     if plan.model:
-        state = "in the state that minutes of writing lead to, set before each run"
-        lines.append(f"write-back: {state} (the paper: 15 minutes)")
-    threads = {s.name: s.threads for s in plan.systems.values() if KINDS[s.kind].in_paper}
-    if threads:
+        lines.append(f"write-back: {OF_WRITE_BACK} (the paper: 15 minutes)")
+    if threads := _threads(plan):
         listed = ", ".join(f"{name} {count}" for name, count in threads.items())
         lines.append(f"threads: {listed} (the paper: 16, of nbdkit for each of min(16, CPUs) connections)")
     return lines
+
+
+def _memory(plan: Plan) -> str:
+    if plan.emulated:
+        return "all of the guest's"
+    limit = plan.profile.memory_bytes
+    return f"{limit} bytes for fio and its page cache, by a control group" if limit else "all of the machine's"
+
+
+def _threads(plan: Plan) -> dict[str, int]:
+    return {system.name: system.threads for system in plan.systems.values() if KINDS[system.kind].in_paper}
+
+
+def parameters(plan: Plan) -> dict[str, list[dict[str, str]]]:
+    """
+    What choices() and block_choices() say, a record for each device, system and workload that it concerns: campaigns
+    are compared by what concerns both.
+    """
+    found: dict[str, list[dict[str, str]]] = {"choices": [], "block_choices": []}
+
+    def note(kind: str, name: str, value: object, **concerned: str) -> None:
+        found[kind].append({"name": name, "value": str(value), **concerned})
+
+    of_files = [one for one in plan.suite.workloads if ENGINES[one.engine].parameters] if plan.with_files else []
+    known = {paper: load_parameters(paper) for paper in dict.fromkeys(one.parameters for one in of_files)}
+    for workload in of_files:
+        variables, others = known[workload.parameters]
+        last = {one.variable: one for one in variables if one.concerns(workload.id)}
+        for device in plan.devices:
+            for variable, parameter in last.items():
+                value = parameter.value(plan.profile.name, device, plan.profile.virtual)
+                note("choices", variable, value, device=device, workload=workload.id)
+        for choice in others:
+            if any(fnmatchcase(workload.id, pattern) for pattern in choice.workloads):
+                note("choices", choice.what, choice.value, workload=workload.id)
+    if of_files and (limits := _dirty_of_files(plan)):
+        note("choices", "dirty pages", limits)
+    if any(ENGINES[workload.engine].buffered for workload in plan.suite.workloads):
+        note("block_choices", "memory", _memory(plan))
+        for device in plan.devices:
+            note("block_choices", "dirty pages", _dirty_limits(*plan.profile.dirty_limits(device)), device=device)
+            note("block_choices", "discarded before writes", plan.used_bytes(device), device=device)
+        note("block_choices", "fio", OF_FIO)
+        note("block_choices", "queue settings", OF_QUEUES)
+        if plan.model:
+            note("block_choices", "write-back", OF_WRITE_BACK)
+        for system, threads in _threads(plan).items():
+            note("block_choices", "threads", threads, system=system)
+    return found
 
 
 def lab_release(plan: Plan) -> list[str]:

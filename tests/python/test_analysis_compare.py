@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from synthetic import ENVIRONMENT, SPEED, make_campaign
+from userblk.analysis import history
 from userblk.analysis.compare import (
     Comparison,
     Verdict,
@@ -26,6 +27,9 @@ from userblk.analysis.compare import (
     terminal,
 )
 from userblk.analysis.summaries import SummaryError, read_campaign
+from userblk.analysis.table import METRICS
+from userblk.harness.model.plan import Plan, read_plan
+from userblk.harness.running.campaign import block_choices, choices, parameters
 
 WORKLOADS = ["seq-read-16th-4k", "rand-write-1th-4k"]
 SYSTEMS = ["native", "nbdkit"]
@@ -127,7 +131,8 @@ def asked_otherwise(directory: Path, **changes: object) -> None:
 def test_parameters_that_differ_are_listed_by_line(tmp_path: Path) -> None:
     """Another number of files, or another warm-up, is no change of what is measured."""
     pair(tmp_path)
-    asked_otherwise(tmp_path / "a", warm_up="60 s, as asked for", choices=["files: 5", "I/O: 1m"])
+    first = {"warm_up": "60 s, as asked for", "choices": ["files: 5", "I/O: 1m"], "block_choices": []}
+    asked_otherwise(tmp_path / "a", **first)
     asked_otherwise(tmp_path / "b", warm_up="found", choices=["files: 500000", "I/O: 1m"], block_choices=["memory: 1"])
     comparison = compare(read_campaign(tmp_path / "a"), read_campaign(tmp_path / "b"))
     assert comparison.facts == {
@@ -137,8 +142,55 @@ def test_parameters_that_differ_are_listed_by_line(tmp_path: Path) -> None:
     }
 
 
+def test_a_parameter_that_only_one_says_is_unknown(tmp_path: Path) -> None:
+    """As of a campaign that an older version made."""
+    pair(tmp_path)
+    asked_otherwise(tmp_path / "b", warm_up="found", block_choices=["memory: 1"])
+    assert compare(read_campaign(tmp_path / "a"), read_campaign(tmp_path / "b")).facts == {}
+
+
+def asks(directory: Path, plan: Plan) -> None:
+    values = {"choices": choices(plan), "block_choices": block_choices(plan), "parameters": parameters(plan)}
+    asked_otherwise(directory, warm_up="found", **values)
+
+
+@pytest.mark.parametrize(
+    ("suite", "more"), [("bdus-block", "seq-read-1th-4k"), ("bdus-fs", "web-server"), ("bdus-fs", "file-server")]
+)
+def test_only_what_concerns_both_is_compared(suite: str, more: str, tmp_path: Path) -> None:
+    """A subset of a campaign is measured as the whole of it."""
+    one = {"bdus-block": "rand-write-1th-4k", "bdus-fs": "create-1th"}[suite]
+    options: dict[str, Any] = {"suite": suite, "repetitions": 2, "seed": 1}
+    a = make_campaign(tmp_path, "a", **options, systems=("native", "nbdkit", "tcmu"), workloads=[one, more])
+    b = make_campaign(tmp_path, "b", **options, systems=("native", "nbdkit"), workloads=[one])
+    asks(a, read_plan(a / "plan.json"))
+    plan = read_plan(b / "plan.json")
+    asks(b, replace(plan, devices={"nvme": plan.devices["nvme"]}))
+    first, second = read_campaign(a), read_campaign(b)
+    assert first.choices != second.choices or first.block_choices != second.block_choices
+    second = replace(second, runs=tuple(run for run in second.runs if run.device == "nvme"))
+    assert compare(first, second).facts == {}
+    assert not any("NOT" in note for note in history.history([first, second], METRICS[0]).notes)
+
+
+def test_a_value_that_differs_is_named_with_what_it_concerns(tmp_path: Path) -> None:
+    pair(tmp_path)
+    for name in ("a", "b"):
+        asks(tmp_path / name, read_plan(tmp_path / name / "plan.json"))
+    first, second = (read_campaign(tmp_path / name) for name in ("a", "b"))
+    for record in second.asked["parameters"]["block_choices"]:
+        if record.get("device") == "nvme" and record["name"].startswith("discarded"):
+            record["value"] = "7"
+    second.asked["parameters"]["block_choices"].append({"name": "threads", "value": "4", "system": "bdus"})
+    second.asked["parameters"]["block_choices"].append({"name": "cache", "value": "warm", "workload": WORKLOADS[0]})
+    (told,) = compare(first, second).facts.values()
+    assert told[0].startswith("discarded before writes of nvme: ")
+    assert told[1] == f"discarded before writes of nvme: 7; cache of {WORKLOADS[0]}: warm"
+
+
 def test_the_gate_names_what_differs(tmp_path: Path) -> None:
     pair(tmp_path)
+    asked_otherwise(tmp_path / "a", warm_up="60 s")
     asked_otherwise(tmp_path / "b", warm_up="found")
     first, second = (read_campaign(tmp_path / name) for name in ("a", "b"))
     second = replace(second, runs=tuple(replace(run, emulated="") for run in second.runs))

@@ -74,9 +74,10 @@ def test_what_differs_beside_the_code_is_said(tmp_path: Path) -> None:
     host, kernel = first.runs[0].host, first.runs[0].kernel
     said = f"NOT measured alike: host {host}, fast; profile quick, paper; kernel {kernel}, 7.0."
     assert said in notes
+    first = replace(first, asked={**first.asked, "warm_up": "60 s"})
     other = replace(second, asked={**second.asked, "warm_up": "found", "choices": ["files: 7", *first.choices]})
     notes = history.history([first, other], history.SHOWN_METRICS["throughput"]).notes
-    assert "NOT measured alike: warm_up: - -> found; choices: - -> files: 7." in notes
+    assert "NOT measured alike: warm_up: 60 s -> found; choices: - -> files: 7." in notes
 
 
 def test_the_figure_says_where_it_was_measured_and_what_is_unlike(tmp_path: Path) -> None:

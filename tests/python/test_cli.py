@@ -302,6 +302,8 @@ def test_campaign_directory_holds_what_was_asked(tmp_path: Path) -> None:
     directory = create(small_plan(), tmp_path / "results", ["userblk", "run"])
     asked = json.loads((directory / "campaign.json").read_text())
     assert asked["seed"] == 1 and asked["emulated"] is True and asked["devices"]["sata"] == "$LAB_SATA"
+    noted = [(one["name"], one.get("device", one.get("system", ""))) for one in asked["parameters"]["block_choices"]]
+    assert ("dirty pages", "nvme") in noted and ("threads", "nbdkit") in noted and ("memory", "") in noted
     assert read_plan(directory / "plan.json") == small_plan()
     with pytest.raises(ConfigError, match="exists"):
         create(small_plan(), tmp_path / "results", [])
