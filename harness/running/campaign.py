@@ -605,7 +605,7 @@ class RunnerProcess:
         if self._until_eof and self._process.stdin:
             self._process.stdin.close()
         elif self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGTERM)  # SIGINT has Python say where it was, before the runner listens
         left, since = _left(journal), time.monotonic()
         told = since
         while True:

@@ -27,6 +27,7 @@ from userblk.harness.running import runner as runner_module
 from userblk.harness.running.campaign import RunnerProcess
 from userblk.harness.running.runner import Runner
 from userblk.harness.systems import Running
+from waiting import wait_until
 
 STAYS = CommandError("fio (pid 1) does not end, even by SIGKILL")
 
@@ -170,6 +171,15 @@ def test_what_a_killed_runner_leaves_is_named(tmp_path: Path, monkeypatch: pytes
     journal.write_text("")
     (need,) = doctor.left_needs(journal)
     assert not need.met and "remove it" in need.fix
+
+
+def test_a_runner_that_does_not_listen_yet_ends_without_a_word(tmp_path: Path) -> None:
+    """A traceback of its imports would be shown."""
+    code = "import sys, time; from pathlib import Path; Path(sys.argv[1]).touch(); time.sleep(60)"
+    runner, said = RunnerProcess([sys.executable, "-c", code, str(tmp_path / "began")]), list[str]()
+    wait_until("it has begun", (tmp_path / "began").exists, LIMIT)
+    runner.stop(said.append)
+    assert said == [] and runner.wait() == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("code", ["pass", 'print(\'{"event": "note", "text": "x"}\'); input()'])
