@@ -16,11 +16,11 @@ from typing import Any
 from userblk.analysis.table import DEVICES
 
 from ..engines.base import device_engine
-from ..machine import paths
+from ..machine import paths, prepare
 from ..machine.blockdev import identify
 from ..machine.packages import installing
 from ..machine.safety import contents
-from ..machine.tuning import cpu_list, listed
+from ..machine.tuning import OWN_CPUS, cpu_list, listed
 from ..model import config, tables
 from ..model.config import VIRTUAL, Profile, Suite, Workload
 from ..model.hosts import Hosts, load_hosts
@@ -198,8 +198,14 @@ def lay_out_on_devices(
         devices = chosen_devices(args.devices, devices, place)
     if not any(system.uses_device for system in options["systems"]):
         devices = devices[-1:]  # which is not used: one tells all
-    cpus = (1 if args.instructions or model else LAB_CPUS) if place.lab else os.cpu_count() or 1
-    usable = set(range(cpus)) if place.lab else os.sched_getaffinity(0)
+    if place.lab:
+        cpus = 1 if args.instructions or model else LAB_CPUS
+        on_line = usable = set(range(cpus))
+    else:
+        to_come = prepare.cpus_to_come()
+        cpus = (os.cpu_count() or 1) + len(to_come)
+        on_line = prepare.cpus_on_line() | to_come
+        usable = os.sched_getaffinity(0) | (to_come & OWN_CPUS)
     if any(options["pin"]) and not usable.issuperset(frozenset[int]().union(*map(cpu_list, options["pin"]))):
         raise ConfigError(f"pin={args.pin}: name some of the CPUs that can be used: {listed(usable)}")
     fitting = within(options["suite"], options["workloads"], cpus, "--clock real" if model else "")
@@ -214,6 +220,8 @@ def lay_out_on_devices(
         more = f"more than {able} CPU{'s' * (able > 1)}"
         say(f"Left out: {len(beyond)} of {len(fitting)} workloads, which need {more}.")
     fitting = tuple(workload for workload in fitting if workload not in beyond)
+    asked = [one for one in fitting if not options["workloads"] or one.id in options["workloads"]]
+    refuse_pins_off_line(args.pin, options["pin"], asked, on_line)
     options["suite"] = dataclasses.replace(options["suite"], workloads=fitting)
     plan = make_plan(
         devices=devices,
@@ -231,6 +239,22 @@ def lay_out_on_devices(
                 raise ConfigError(reason)
         check_needs(plan, options["workloads"] or (), args.dry_run)
     return plan, place
+
+
+def refuse_pins_off_line(
+    text: str, pin: Sequence[str], workloads: Sequence[Workload], on_line: Collection[int]
+) -> None:
+    """
+    A workload that takes CPUs off line has the first ones. text: as the user gave it. Raises ConfigError if others are
+    pinned.
+    """
+    for workload in workloads:
+        left = sorted(on_line)[: workload.cpus] if workload.cpus and any(pin) else on_line
+        if not frozenset[int]().union(*map(cpu_list, filter(None, pin))).issubset(left):
+            raise ConfigError(
+                f"pin={text}: workload {workload.id} has CPUs {listed(left)} alone on line; name other --workloads, or"
+                " leave --pin out"
+            )
 
 
 def is_built(engine: str, build: str) -> bool:

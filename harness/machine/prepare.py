@@ -22,7 +22,7 @@ from ..observing.environment import meminfo
 from . import cpusets
 from .blockdev import SAMPLES, BlockDevice, cached_share, discard, flush_cache, opened, zero_fill, zero_samples
 from .cpusets import CpusetError
-from .teardown import Teardown, restore_setting, settings_put_back, undo, write_setting
+from .teardown import Teardown, TeardownError, restore_setting, settings_put_back, undo, write_setting
 from .tuning import cpu_list
 
 VM = Path("/proc/sys/vm")
@@ -270,6 +270,21 @@ def limit_cpus(count: int, teardown: Teardown) -> None:
             raise PrepareError(f"{path.name} cannot be taken off line")
         teardown.push("restore_setting", path=str(setting), value="1")
         write_setting(setting, "0")
+
+
+def cpus_on_line() -> set[int]:
+    """As limit_cpus() counts them."""
+    return {_number(path) for path in CPUS.glob("cpu[0-9]*") if _online(path)}
+
+
+def cpus_to_come() -> set[int]:
+    """CPUs that an earlier campaign left off line: each one puts them on line first."""
+    noted: dict[str, str] = {}
+    with suppress(TeardownError):  # which the campaign says
+        noted = settings_put_back()
+    files = [Path(path) for path, value in noted.items() if value == "1"]
+    cpus = [file.parent for file in files if file.name == "online" and file.parent.parent == CPUS and file.exists()]
+    return {_number(cpu) for cpu in cpus if not _online(cpu)}
 
 
 def _number(cpu: Path) -> int:

@@ -262,12 +262,12 @@ class Runner:
             write_plan(self.plan, self.directory)
 
     def run(self) -> int:
-        """Everything that is not done yet. The exit code; raises Refused before anything was touched."""
+        """Everything that is not done yet. The exit code; raises Refused before anything of its own was touched."""
         with ExitStack() as stack:
             stack.enter_context(alone(self.directory))
-            self.check_pins()
             for line in recover():
                 self.emit("note", text=line)
+            self.check_pins()  # a killed runner may have left CPUs off line
             self.check_devices(stack)
             pending = [e for e in self.plan.entries if not valid_summary(self.directory / self.plan.directory(e))]
             skipped = len(self.plan.entries) - len(pending)

@@ -11,18 +11,22 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import userblk
 from loops import LIMIT, loop
 from runner_process import SIZE, finish, start
+from userblk.harness import cli
+from userblk.harness.cli import plan as cli_plan
 from userblk.harness.cli.tune import shown
-from userblk.harness.machine import paths, teardown, tuning
+from userblk.harness.machine import paths, prepare, teardown, tuning
 from userblk.harness.machine.safety import Refused
 from userblk.harness.machine.tuning import GOVERNOR, IDLE, INTERRUPTS, TURBO, TuningError, cpu_list
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan, read_plan, write_plan
+from userblk.harness.running import runner as runner_module
 from userblk.harness.running.runner import Runner
 
 CPU = "sys/devices/system/cpu"
@@ -274,6 +278,77 @@ def test_cpus_that_are_not_all_there_are_no_pin(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(teardown, "RUN", tmp_path / "run")
     with pytest.raises(Refused, match="^pin=0:0,1000: CPUs 0,1000 cannot be used: only 0 of them; start a new"):
         Runner(plan, tmp_path).run()
+
+
+def test_pins_are_checked_once_a_killed_campaign_is_torn_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have left the CPUs off line, for a workload with few."""
+    plan = make_plan(
+        suite=load_suite("buse-null"), profile=load_profile("quick"), systems=[load_system("fuse-null")],
+        devices=[Device("sata", str(tmp_path / "none"), "1")], campaign="t", build="b", pin=("0", "1"),
+    )  # fmt: skip
+    recovered: list[str] = []
+
+    @contextlib.contextmanager
+    def on_cpus(cpus: str) -> Iterator[None]:
+        if not recovered:
+            raise OSError(errno.EINVAL, f"CPUs {cpus} cannot be used")
+        yield
+
+    monkeypatch.setattr(teardown, "RUN", tmp_path / "run")
+    monkeypatch.setattr(runner_module, "on_cpus", on_cpus)
+
+    def recover() -> list[str]:
+        recovered.append("tore down 1 things that runner 1 had left")
+        return recovered
+
+    monkeypatch.setattr(runner_module, "recover", recover)
+    with pytest.raises(Refused, match="none"):  # which is about the device
+        Runner(plan, tmp_path).run()
+
+
+def test_a_plan_counts_cpus_that_the_campaign_puts_on_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = tmp_path / "cpu"
+    for number, online in ((1, "1"), (2, "0"), (3, "0")):
+        (cpus / f"cpu{number}").mkdir(parents=True)
+        (cpus / f"cpu{number}/online").write_text(online)
+    (cpus / "cpu0").mkdir()
+    monkeypatch.setattr(teardown, "RUN", tmp_path / "run")
+    monkeypatch.setattr(prepare, "CPUS", cpus)
+    assert prepare.cpus_on_line() == {0, 1} and prepare.cpus_to_come() == set()
+    stack = teardown.Teardown()
+    stack.push("restore_setting", path=str(cpus / "cpu3/online"), value="1")
+    stack.push("restore_setting", path=str(cpus / "cpu1/online"), value="1")
+    stack.push("restore_setting", path=str(tmp_path / "cpu2/online"), value="1")
+    assert prepare.cpus_to_come() == {3}
+    stack.journal.write_text("[")
+    assert prepare.cpus_to_come() == set()
+
+
+def test_a_plan_takes_the_pins_that_come_on_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(cli_plan, "OWN_CPUS", frozenset({0, 1}))
+    words = ["plan", "--where", "host", "--systems", "native", "--workloads", "rand-read-1th-4k", "--pin", "0:1"]
+    with loop(tmp_path, 64 << 30) as device:
+        monkeypatch.setattr(sys, "argv", ["userblk", *words, "--sata", device])
+        for to_come, code in (set[int](), 2), ({1}, 0):
+            monkeypatch.setattr(prepare, "cpus_to_come", lambda come=to_come: come)
+            assert cli.main() == code, capsys.readouterr().err
+
+
+def test_a_pin_that_a_workload_takes_off_line_is_refused(tmp_path: Path) -> None:
+    """Each block of it would fail."""
+    words = ("plan", "--where", "lab", "--clock", "real", "--suite", "buse-null", "--systems", "fuse-null", "--pin")
+    refused = userblk(*words, "0:1", cwd=tmp_path)
+    remedy = "name other --workloads, or leave --pin out"
+    told = f"userblk: pin=0:1: workload read-1cpu has CPUs 0 alone on line; {remedy}"
+    assert refused.returncode == 2 and refused.stderr.splitlines()[-1] == told
+    for pin, workloads in (("0:1", "read-1j-1d-4k"), ("0:0", "")):
+        more = ["--workloads", workloads] if workloads else []
+        planned = userblk(*words, pin, *more, cwd=tmp_path)
+        assert planned.returncode == 0, planned.stderr
 
 
 def test_what_cannot_be_noted_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
