@@ -25,6 +25,7 @@ from .durable import replace
 from .interrupt import held
 
 RUN = Path("/run/userblk")
+RECOVERING = "recovering"  # there: open in those that tear down what others left
 PATIENCE = 60.0  # s that one step may take to show its effect
 
 
@@ -126,6 +127,17 @@ def stale() -> Iterator[Path]:
         _, pid, started = journal.stem.split("-")
         if start_time(int(pid)) != int(started):
             yield journal
+
+
+def recovers(pid: int) -> bool:
+    """Is a process in recover(), or does it wait there for another one?"""
+    lock = RUN / RECOVERING
+    with contextlib.suppress(OSError):  # ended
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed since
+                if fd.samefile(lock):
+                    return True
+    return False
 
 
 def noted(journal: Path) -> tuple[str, list[Step]]:
@@ -270,7 +282,7 @@ def _alone() -> Iterator[None]:
     _need_run()
     with contextlib.ExitStack() as stack:
         with kept():
-            file = stack.enter_context((RUN / "recovering").open("w"))
+            file = stack.enter_context((RUN / RECOVERING).open("w"))
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

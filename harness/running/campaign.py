@@ -28,7 +28,7 @@ from ..machine.blockdev import identify
 from ..machine.durable import write_json
 from ..machine.safety import check, confirmation, first_confirmation, refuse_twice
 from ..machine.subprocesses import WITH_PARENT
-from ..machine.teardown import TeardownError, in_words, journal_of, noted
+from ..machine.teardown import TeardownError, in_words, journal_of, noted, recovers, stale
 from ..model.config import VIRTUAL, Suite, SystemConfig, load_parameters
 from ..model.parts import ENGINES, KINDS, Engine, Kind
 from ..model.plan import Device, Plan, estimate, write_plan
@@ -606,14 +606,14 @@ class RunnerProcess:
             self._process.stdin.close()
         elif self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)  # SIGINT has Python say where it was, before the runner listens
-        left, since = _left(journal), time.monotonic()
+        left, since = self._left(journal), time.monotonic()
         told = since
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.5)
                 return
             now, before = time.monotonic(), left
-            left = _left(journal)
+            left = self._left(journal)
             if left != before:
                 since = now
             if now - since > (STEP_LIMIT if left else STOP_LIMIT):
@@ -628,7 +628,15 @@ class RunnerProcess:
             return
         tell(f"Process {self._process.pid} got no further within {now - since:.0f} s, and was killed.")
         if left:
-            tell(f"{journal} notes what it left: {'; '.join(reversed(left))}. userblk resume tears that down first.")
+            where = f"{journal} notes what it left" if journal.exists() else f"{journal.parent} notes what is left"
+            tell(f"{where}: {'; '.join(reversed(left))}. userblk resume tears that down first.")
+
+    def _left(self, journal: Path) -> list[str]:
+        """What the runner has still to tear down: its own things, or before these come those of earlier ones."""
+        found = _noted(journal)
+        if not found and recovers(self._process.pid):
+            found = [line for other in stale() for line in _noted(other)]
+        return found
 
 
 def _event(name: str, line: str) -> Event:
@@ -640,8 +648,8 @@ def _event(name: str, line: str) -> Event:
     return {"event": "note", "time": time.time(), "text": line}
 
 
-def _left(journal: Path) -> list[str]:
-    """What a runner has still to tear down."""
+def _noted(journal: Path) -> list[str]:
+    """What a runner has noted to tear down."""
     with contextlib.suppress(FileNotFoundError, TeardownError):
         return [in_words(step) for step in noted(journal)[1]]
     return []

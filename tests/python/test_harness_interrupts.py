@@ -141,13 +141,27 @@ finally:
 """
 
 
-def stopped(directory: Path, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> tuple[int, list[str]]:
+# The same, but all of it is in the journal of a runner that was killed.
+RECOVERS = TEARS_DOWN.replace(
+    "try:\n",
+    "gone = teardown.RUN / 'journal-1-1.json'\n"
+    "stack.journal.rename(gone)\n"
+    "with interrupt.held():\n"
+    "    print(json.dumps({'event': 'note', 'text': 'recovers'}), flush=True)\n"
+    "    teardown.recover()\n"
+    "try:\n",
+)
+
+
+def stopped(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, *seconds: float, program: str = TEARS_DOWN
+) -> tuple[int, list[str]]:
     """The exit code of a runner that tears down in so many seconds each, and what the user sees meanwhile."""
     monkeypatch.setattr(teardown, "RUN", directory)
     monkeypatch.setattr(campaign, "STOP_LIMIT", 0.5)
     monkeypatch.setattr(campaign, "STEP_LIMIT", 5.0)
     monkeypatch.setattr(campaign, "TELL_S", 1.0)
-    words = [sys.executable, "-c", TEARS_DOWN, str(directory), *map(str, seconds)]
+    words = [sys.executable, "-c", program, str(directory), *map(str, seconds)]
     runner, said = RunnerProcess(words), list[str]()
     next(event for event in runner.events(LIMIT) if event)
     runner.stop(said.append)
@@ -159,6 +173,18 @@ def test_who_tears_down_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
     code, said = stopped(tmp_path, monkeypatch, 1.5, 2.5, 2.5)
     assert code == 1 and "all is torn down" in said, said  # by Interrupted, which nobody catches there
     assert "Still tearing down, 3 things to go: takes 2.5" in said
+
+
+def test_who_tears_down_what_others_left_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, said = stopped(tmp_path, monkeypatch, 1.5, 2.5, 2.5, program=RECOVERS)
+    assert "Still tearing down, 3 things to go: takes 2.5" in said and "got no further" not in " ".join(said)
+    assert not list(tmp_path.glob("journal-*"))
+
+
+def test_what_is_left_of_earlier_runners_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, said = stopped(tmp_path, monkeypatch, 1.0, 600.0, program=RECOVERS)
+    assert code == 128 + signal.SIGKILL
+    assert said[-1] == (f"{tmp_path} notes what is left: takes 600.0; takes 1.0. userblk resume tears that down first.")
 
 
 def test_what_a_killed_runner_leaves_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
