@@ -542,6 +542,7 @@ class RunnerProcess:
         )
         self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue()
         self._over = threading.Event()  # end() has waited for it
+        self.killed = False  # by end(): what it runs elsewhere may still be there
         assert self._process.stdout and self._process.stderr
         self._threads = [
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
@@ -621,6 +622,7 @@ class RunnerProcess:
             if left and now - told > TELL_S:
                 tell(f"Still tearing down, {len(left)} things to go: {left[-1]}")
                 told = now
+        self.killed = True
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         if self._until_eof:

@@ -207,6 +207,8 @@ class MultiHostCampaign:
         if code == SSH_FAILED:
             self._tell(host, "the connection was lost; the runs there end by themselves")
             return EXIT_PARTLY
+        if part.runner.killed:
+            return EXIT_PARTLY  # as was said; the runner there still writes
         self._fetch(host, there)
         return code
 

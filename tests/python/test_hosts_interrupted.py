@@ -88,3 +88,11 @@ def test_an_interrupt_has_the_runner_tear_down_and_fetches_what_there_is(tmp_pat
     shown, _ = interrupted(tmp_path, tears_down=0.2)
     assert shown == ["red start ", "red note all is torn down", "SIGINT"]
     assert (tmp_path / "c/hosts/red/kept").exists()
+
+
+def test_what_a_runner_still_writes_is_not_fetched(tmp_path: Path) -> None:
+    """Its connection was closed, and it tears down without it."""
+    shown, commands = interrupted(tmp_path, tears_down=20)
+    says = "the connection was closed; the runner there goes on tearing down, and its results are not fetched"
+    assert shown == ["red start ", f"red note {says}", "SIGINT"]
+    assert not [line for line in commands if line.startswith("tar ")]
