@@ -9,6 +9,7 @@ import dataclasses
 from ..machine import tuning
 from ..machine.blockdev import identify
 from ..model.tables import ConfigError
+from ..observing.hardware import numa_nodes
 from .common import Add, add_json, print_json, say
 
 SHOW, SET, RESTORE = "show", "set", "restore"
@@ -28,8 +29,9 @@ def shown(found: list[tuning.Setting], disks: list[str]) -> list[str]:
     if not found:
         lines.append("On this machine, neither clock rates nor idle states nor interrupts can be set.")
     for disk in disks:
-        node = tuning.numa_node(disk)
-        lines.append(f"{disk:12} {'no NUMA node of its own' if node is None else f'on NUMA node {node}'}")
+        nodes = numa_nodes(disk)
+        where = f"on NUMA node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"
+        lines.append(f"{disk:12} {where if nodes else 'no NUMA node of its own'}")
     if tuning.STATE.exists():
         lines.append(f"{len(tuning.noted())} settings are userblk's; put them back with: userblk tune restore")
     return lines

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..observing.hardware import above
+from ..observing.hardware import above, numa_node, numa_nodes
 from .durable import write_json
 from .teardown import RUN, boot_id
 
@@ -100,13 +100,6 @@ def hardware_disks(root: Path = Path("/")) -> list[str]:
     return sorted(disk.name for disk in found if _text(disk / "hidden") != "1")  # a path to an NVMe disk of several
 
 
-def numa_node(disk: str, root: Path = Path("/")) -> int | None:
-    """None: it has none of its own, or does not tell."""
-    places = (place for one in above(root, disk) for place in one)
-    found = next((text for place in places if (text := _text(place / "numa_node"))), "-1")
-    return int(found) if found.isdigit() else None
-
-
 def interrupts(disk: str, root: Path = Path("/")) -> list[int]:
     """Those of each of its controllers."""
     return sorted(number for places in above(root, disk) for number in _interrupts(places))
@@ -140,9 +133,10 @@ def _settings(root: Path, disks: Sequence[str]) -> Iterator[tuple[str, str, Path
             if latency.isdigit() and int(latency) > DEEP_US:
                 yield IDLE, f"{cpu.name} {_text(state / 'name')}", state / "disable", "1"
     for disk in disks:
-        node = numa_node(disk, root)
-        near = _text(root / f"sys/devices/system/node/node{node}/cpulist")
-        for number in interrupts(disk, root) if near else []:
+        found = ((numa_node(places), number) for places in above(root, disk) for number in _interrupts(places))
+        for node, number in sorted(found, key=lambda one: one[1]):  # of each controller near to itself
+            if not (near := _text(root / f"sys/devices/system/node/node{node}/cpulist")):
+                continue
             yield INTERRUPTS, f"{disk} {number}", root / f"proc/irq/{number}/smp_affinity_list", near
 
 
@@ -233,7 +227,7 @@ def facts(disks: Sequence[str], root: Path = Path("/"), state: Path = STATE) -> 
     kinds = dict.fromkeys(one.kind for one in found)
     places: dict[str, object] = {
         disk: {
-            "numa_node": numa_node(disk, root),
+            "numa_node": nodes[0] if len(nodes := numa_nodes(disk, root)) == 1 else nodes or None,
             "interrupts": {str(n): _text(root / f"proc/irq/{n}/smp_affinity_list") for n in interrupts(disk, root)},
         }
         for disk in disks

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from .hardware import full_link, link, temperature, throttled
+from .hardware import full_link, link, numa_nodes, temperature, throttled
 
 PACKAGES = (
     "fio", "nbdkit", "nbd-client", "tcmu-runner", "libfuse3-3", "libfuse3-4", "liburing2", "e2fsprogs", "util-linux",
@@ -248,9 +248,9 @@ def parse_nvme(text: str) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def device_facts(disk: str) -> dict[str, object]:
+def device_facts(disk: str, root: Path = Path("/")) -> dict[str, object]:
     """Model, firmware, wear, temperature of a whole disk by its kernel name, as far as it and the tools there tell."""
-    block = Path("/sys/block", disk, "device")
+    block = root / "sys/block" / disk / "device"
     facts: dict[str, object] = {"disk": disk}
     for name, files in {
         "vendor": ("vendor",),
@@ -261,12 +261,14 @@ def device_facts(disk: str) -> dict[str, object]:
         value = next((text for file in files if (text := _text(block / file))), "")
         if value:
             facts[name] = value
+    if "numa_node" not in facts and disk.startswith("nvme") and (nodes := numa_nodes(disk, root)):
+        facts["numa_node"] = ", ".join(map(str, nodes))  # of its controllers, which are elsewhere
     if turning := _text(block.parent / "queue/rotational"):
         facts["rotational"] = turning == "1"
-    if current := link(disk):
+    if current := link(disk, root):
         facts["link"] = current
-        facts |= {"link_can_be": best} if (best := full_link(disk)) else {}
-    now, limit = temperature(disk)
+        facts |= {"link_can_be": best} if (best := full_link(disk, root)) else {}
+    now, limit = temperature(disk, root)
     facts |= {"temperature_c": now} if now is not None else {}
     facts |= {"temperature_limit_c": limit} if limit is not None else {}
     smart = parse_smartctl(_run("smartctl", "--json", "--all", f"/dev/{disk}"))

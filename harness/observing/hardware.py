@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,6 +51,17 @@ def above(root: Path, disk: str) -> Iterator[list[Path]]:
     top = (root / "sys").resolve()
     for place in controllers(root / "sys/block" / disk):
         yield [one for one in (place, *place.parents) if top in one.parents]
+
+
+def numa_node(places: Sequence[Path]) -> int | None:
+    """The node of a controller, whose places above() gives; None: it has none of its own, or does not tell."""
+    found = next((text for place in places if (text := _text(place / "numa_node"))), "-1")
+    return int(found) if found.isdigit() else None
+
+
+def numa_nodes(disk: str, root: Path = Path("/")) -> list[int]:
+    """Those of its controllers."""
+    return sorted({node for places in above(root, disk) if (node := numa_node(places)) is not None})
 
 
 def _ports(disk: str, root: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import pytest
 from loops import loop
 from runner_process import SIZE, plan_for, summaries
 from userblk.harness.machine import tuning
-from userblk.harness.observing import hardware
+from userblk.harness.observing import environment, hardware
 from userblk.harness.observing.environment import changes, condition, distortions
 from userblk.harness.observing.hardware import Watcher, full_link, link, link_errors, parse_thermal
 from userblk.harness.observing.periodic import Periodic
@@ -103,7 +103,7 @@ def test_a_disk_of_several_paths_has_the_links_and_interrupts_of_its_controllers
     assert (link("nvme0n1", root), full_link("nvme0n1", root)) == (f"{GEN3} x4", "16.0 GT/s PCIe x4")
     assert link_errors("nvme0n1", root) == 2
     assert hardware.temperature("nvme0n1", root) == (41.85, 70.0)
-    assert tuning.numa_node("nvme0n1", root) == 1 and tuning.interrupts("nvme0n1", root) == [77]
+    assert hardware.numa_nodes("nvme0n1", root) == [1] and tuning.interrupts("nvme0n1", root) == [77]
     assert tuning.hardware_disks(root) == ["nvme0n1", "sda"]
     other = "sys/devices/pci0000:80/0000:81:00.0"
     for name, text in {"current_link_speed": GEN1, "current_link_width": "4", "msi_irqs/80": "msix"}.items():
@@ -112,6 +112,18 @@ def test_a_disk_of_several_paths_has_the_links_and_interrupts_of_its_controllers
     (root / other / "nvme/nvme1").mkdir(parents=True)
     (root / "sys/devices/virtual/nvme-subsystem/nvme-subsys0/nvme1").symlink_to(root / other / "nvme/nvme1")
     assert link("nvme0n1", root) == f"{GEN3} x4, {GEN1} x4" and tuning.interrupts("nvme0n1", root) == [77, 80]
+    (root / other / "numa_node").write_text("0\n")
+    for path, text in {f"devices/system/node/node{n}/cpulist": str(n) for n in (0, 1)}.items():
+        (root / "sys" / path).parent.mkdir(parents=True)
+        (root / "sys" / path).write_text(f"{text}\n")
+    for number in (77, 80):
+        (root / f"proc/irq/{number}").mkdir(parents=True)
+        (root / f"proc/irq/{number}/smp_affinity_list").write_text("0-1\n")
+    found = {one.about: one.wanted for one in tuning.settings(["nvme0n1"], root) if one.kind == tuning.INTERRUPTS}
+    assert found == {"nvme0n1 77": "1", "nvme0n1 80": "0"}  # each near its own controller
+    facts = tuning.facts(["nvme0n1"], root, root / "tuned")["disks"]
+    assert isinstance(facts, dict) and facts["nvme0n1"]["numa_node"] == [0, 1]
+    assert environment.device_facts("nvme0n1", root)["numa_node"] == "0, 1"
 
 
 def test_a_link_that_changes_makes_the_run_invalid_even_if_it_comes_back(root: Path) -> None:

@@ -26,6 +26,7 @@ from userblk.harness.machine.safety import Refused
 from userblk.harness.machine.tuning import GOVERNOR, IDLE, INTERRUPTS, TURBO, TuningError, cpu_list
 from userblk.harness.model.config import load_profile, load_suite, load_system
 from userblk.harness.model.plan import Device, make_plan, read_plan, write_plan
+from userblk.harness.observing import hardware
 from userblk.harness.running import runner as runner_module
 from userblk.harness.running.runner import Runner
 
@@ -75,7 +76,7 @@ def test_what_is_set_is_put_back(root: Path, tmp_path: Path) -> None:
     before = contents(root)
     disks = tuning.hardware_disks(root)
     assert disks == ["nvme0n1", "sda"]
-    assert (tuning.numa_node("nvme0n1", root), tuning.numa_node("sda", root)) == (1, None)
+    assert (hardware.numa_nodes("nvme0n1", root), hardware.numa_nodes("sda", root)) == ([1], [])
     assert tuning.tune(disks, root, state) == []
     after = contents(root)
     changed = {name: value for name, value in after.items() if before[name] != value}
