@@ -185,6 +185,9 @@ def lay_out_on_devices(
     if place.lab and paths.CHECKOUT is None:
         raise NeedsCheckout(f"where=lab ({place.reason}): the lab needs a checkout of userblk; run bin/userblk there")
     if place.lab:
+        for option, path in named.items():  # a host's are looked at when they are identified
+            if not Path(path).is_block_device():
+                raise ConfigError(f"{option}={path}: not a block device; name one")
         check_own_code(options["suite"], options["systems"], "in the lab's guest")
     if options["sample_stacks"] and not place.lab and not shutil.which("perf"):
         raise ConfigError(f"profile={args.profile}: perf is not installed; run: {installing(perf.PACKAGE)}")

@@ -70,6 +70,7 @@ LAB = ["--where", "lab"]
         (["run", *LAB, "--dry-run", "--suite", "failover", "--systems", "native"], "system=native: none"),
         (["run", *LAB, "--dry-run", "--suite", "failover", "--systems", "buse"], "system=buse: none"),
         (["run", *LAB, "--sata", "/dev/null", "--dry-run"], "where=lab"),
+        (["plan", "--sata", "/dev/null"], "sata=/dev/null: not a block device; name one"),
         (["plan", "--where", "host"], "--sata"),
         (["plan", "--instructions", "--where", "host"], "instructions: the lab's emulated CPU counts them"),
         (["plan", "--instructions", "--reps", "2"], "nothing else is measured; leave --reps out"),
