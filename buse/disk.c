@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <inttypes.h>
 #include <linux/nbd.h>
 #include <stdio.h>
@@ -13,7 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "backends/disk_nodes.h"
 #include "buse/disk.h"
 #include "buse/sysfs.h"
 
@@ -76,9 +76,12 @@ static void close_file(int *fd)
 
 int disk_prepare(struct disk *d)
 {
-	int r = 0;
+	int r;
 
-	*d = (struct disk){.index = -1, .node = -1, .sockets = {-1, -1}};
+	*d = (struct disk){.index = -1, .sockets = {-1, -1}};
+	r = holder_start(&d->holder);
+	if (r < 0)
+		return r;
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, d->sockets) < 0)
 		return -errno;
 	r = guard_start(&d->guard, d->sockets[0]);
@@ -148,10 +151,20 @@ static int examine(const struct disk *d, int index)
 	return r;
 }
 
+/* Was its server killed? A program that has it open then still gets errors. */
+static bool is_ending(int index)
+{
+	char of[sizeof((struct netlink_disk *)0)->identity];
+	enum guard_owner owner = GUARD_STRANGER;
+
+	if (sysfs_text(index, "backend", of, sizeof of))
+		owner = guard_owner(of);
+	return owner == GUARD_ENDING || owner == GUARD_LEFT;
+}
+
 /* The disk that the user has named. Its number or negative errno. */
 static int connect_named(struct disk *d, struct netlink_disk *wish)
 {
-	char of[sizeof wish->identity];
 	int r = -EBUSY;
 
 	for (int waited = 0; waited < OPEN_LIMIT_MS; waited += STEP_MS) {
@@ -161,8 +174,7 @@ static int connect_named(struct disk *d, struct netlink_disk *wish)
 				r = guard_connect(&d->guard, wish);
 			if (r == -EBUSY && examine(d, wish->index) < 0)
 				break;
-		} else if (!sysfs_text(wish->index, "backend", of, sizeof of) ||
-			   guard_owner(of) != GUARD_ENDING) {
+		} else if (!is_ending(wish->index)) {
 			/* Also one whose server has just ended, if somebody has it open. */
 			r = -EBUSY;
 			break;
@@ -266,20 +278,22 @@ int disk_connect(struct disk *d, const char *path, unsigned timeout,
 
 int disk_open(struct disk *d, const struct backend_host *host)
 {
+	int r = -ENOENT;
+
 	for (int waited = 0;; waited += STEP_MS) {
-		if (d->node < 0)
-			d->node = open(d->path, O_RDONLY | O_CLOEXEC);
-		if (d->node < 0 && errno != ENOENT) {
-			backend_error(host, "%s: %s", d->path, strerror(errno));
+		if (r == -ENOENT)
+			r = holder_open(&d->holder, d->path);
+		if (r < 0 && r != -ENOENT) {
+			backend_error(host, "%s: %s", d->path, strerror(-r));
 			return -EIO;
 		}
-		if (d->node >= 0 && sysfs_number(d->index, "size") * SECTOR == d->size)
+		if (r == 0 && sysfs_number(d->index, "size") * SECTOR == d->size)
 			return 0;
 		if (waited >= THERE_LIMIT_MS)
 			break;
 		pause_ms(STEP_MS);
 	}
-	if (d->node < 0)
+	if (r < 0)
 		backend_error(host,
 			"%s: the kernel has connected it, but it does not exist here; name one "
 			"that does by --disk",
@@ -289,26 +303,9 @@ int disk_open(struct disk *d, const struct backend_host *host)
 	return -ETIMEDOUT;
 }
 
-int disk_sync(const struct disk *d)
+int disk_sync(struct disk *d)
 {
-	int r = 0, node;
-	glob_t nodes;
-
-	if (disk_nodes(d->path, 0, &nodes))
-		for (size_t i = 0; i < nodes.gl_pathc; i++) {
-			node = open(nodes.gl_pathv[i], O_RDONLY | O_CLOEXEC);
-			/* The kernel has written back a partition that it has dropped; in a
-			 * static /dev its node stays. */
-			if (node < 0 && (errno == ENXIO || errno == ENOENT))
-				continue;
-			if (node < 0 || fsync(node) < 0)
-				r = -errno;
-			if (node >= 0)
-				close(node);
-		}
-	globfree(&nodes);
-	/* Last: it has been open from the beginning, and so has seen all errors. */
-	return fsync(d->node) < 0 ? -errno : r;
+	return holder_sync(&d->holder, d->path);
 }
 
 void disk_disconnect(struct disk *d)
@@ -324,7 +321,7 @@ void disk_disconnect(struct disk *d)
 void disk_close(struct disk *d)
 {
 	disk_disconnect(d);
-	close_file(&d->node);
+	holder_end(&d->holder);
 	/* Not before: it stands by if we are killed here. */
 	guard_dismiss(&d->guard);
 	close_file(&d->sockets[1]);

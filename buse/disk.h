@@ -8,15 +8,16 @@
 
 #include "backends/backend.h"
 #include "buse/guard.h"
+#include "buse/holder.h"
 #include "buse/netlink.h"
 
 struct disk {
 	char path[32];
 	int index;	/* N of /dev/nbdN; negative: not connected */
-	int node;	/* /dev/nbdN */
 	int sockets[2]; /* the kernel's end, which the guard has; ours */
 	uint64_t size;	/* bytes, whole blocks */
 	struct guard guard;
+	struct holder holder; /* has /dev/nbdN open */
 	struct netlink netlink;
 };
 
@@ -31,10 +32,10 @@ int disk_prepare(struct disk *disk);
 int disk_connect(struct disk *disk, const char *path, unsigned timeout,
 	const struct backend_info *info, const struct backend_host *host);
 /* Until the disk has its size, and all errors since are seen by disk_sync(). Reads from it. 0 or
- * negative errno, reported. */
+ * negative errno, reported. No thread of ours waits for the disk in the kernel, here and below. */
 int disk_open(struct disk *disk, const struct backend_host *host);
 /* What was written to the disk and its partitions is in the device. 0 or negative errno. */
-int disk_sync(const struct disk *disk);
+int disk_sync(struct disk *disk);
 /* The kernel says goodbye and fails what is still to come. */
 void disk_disconnect(struct disk *disk);
 void disk_close(struct disk *disk);

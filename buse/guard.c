@@ -8,17 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "buse/child.h"
 #include "buse/guard.h"
 #include "buse/sysfs.h"
 #include "programs/end_signals.h"
 #include "programs/io_flusher.h"
-#include "programs/other_files.h"
 #include "programs/process_state.h"
 
 /* In memory that both processes have. */
@@ -39,27 +38,14 @@ static void pass_on(int number)
 		kill(server, number);
 }
 
-/* A reader of the server's messages must see the end of them. */
-static void close_others(int one, int other)
-{
-	int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-
-	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-		dup2(nothing, fd);
-	close_other_files(STDERR_FILENO + 1, one, other);
-}
-
 /* It must outlive what kills the server. */
-static void settle(void)
+static void settle(int control, int socket)
 {
 	struct sigaction action = {.sa_handler = pass_on, .sa_flags = SA_RESTART};
 	sigset_t ends;
 	int file;
 
-	/* No Ctrl-C or Ctrl-Z. */
-	setsid();
-	/* Not what `killall userblk-buse` looks for. */
-	prctl(PR_SET_NAME, "buse-guard");
+	child_settle("buse-guard", control, socket);
 	become_io_flusher();
 	file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 	if (file >= 0) {
@@ -67,8 +53,6 @@ static void settle(void)
 			errno = 0; /* not in each container */
 		close(file);
 	}
-	if (chdir("/") < 0)
-		errno = 0;
 	end_signals(&ends);
 	for (int number = 1; number < NSIG; number++)
 		if (sigismember(&ends, number) == 1)
@@ -100,8 +84,7 @@ static _Noreturn void guard(int control, int socket, struct life *life)
 	struct netlink_disk disk;
 	char identity[sizeof disk.identity];
 
-	settle();
-	close_others(control, socket);
+	settle(control, socket);
 	if (!obey(&netlink, control, socket, &disk))
 		_exit(0);
 	pthread_mutex_lock(&life->held);

@@ -24,7 +24,7 @@ MIB = 1 << 20
 AREA = 256 * MIB  # of the null devices, and what campaigns on a block device use
 LIMIT = 600.0  # s for every command; the machine may be busy
 SERVERS = (
-    "nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "userblk-buse", "buse-guard",
+    "nbdkit", "tcmu-runner", "nbd-client", "dbus-daemon", "userblk-ublk", "userblk-buse", "buse-guard", "buse-holder",
     "userblk-fuse-di", "fio", "qemu-nbd", "s3backer",
 )  # fmt: skip
 

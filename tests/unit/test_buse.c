@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <linux/nbd.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -12,7 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "buse/disk.h"
+#include "buse/guard.h"
+#include "buse/holder.h"
 #include "buse/serve.h"
 #include "tests/unit/support.h"
 
@@ -223,26 +225,49 @@ static void test_what_is_no_request_ends_it(void **state)
  */
 static void test_a_partition_that_is_gone_loses_nothing(void **state)
 {
-	struct disk disk = {.path = "disk", .node = open(scratch_file("disk", SIZE), O_RDWR)};
 	struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "diskp1"};
 	int socket_fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	const char *disk = scratch_file("disk", SIZE);
+	struct holder holder = {0};
 	char directory[512];
 
 	(void)state;
-	assert_true(disk.node >= 0 && socket_fd >= 0);
+	assert_true(socket_fd >= 0);
+	assert_int_equal(holder_start(&holder), 0);
 	assert_non_null(getcwd(directory, sizeof directory));
 	assert_int_equal(chdir(scratch()), 0);
 	/* open(2) of it fails with ENXIO, as of a device that is not there. */
 	assert_int_equal(bind(socket_fd, (struct sockaddr *)&name, sizeof name), 0);
-	assert_int_equal(disk_sync(&disk), 0);
+	assert_int_equal(holder_sync(&holder, disk), 0);
 	assert_int_equal(unlink("diskp1"), 0);
 	/* One that is there. */
 	assert_int_equal(symlink("diskp1", "diskp1"), 0);
-	assert_int_equal(disk_sync(&disk), -ELOOP);
+	assert_int_equal(holder_sync(&holder, disk), -ELOOP);
 	assert_int_equal(unlink("diskp1"), 0);
 	assert_int_equal(chdir(directory), 0);
+	holder_end(&holder);
 	close(socket_fd);
-	close(disk.node);
+}
+
+static void test_who_holds_a_disk_is_replaced(void **state)
+{
+	const char *disk = scratch_file("disk", SIZE);
+	struct holder holder = {0};
+	pid_t before;
+
+	(void)state;
+	assert_int_equal(holder_start(&holder), 0);
+	assert_int_equal(holder_open(&holder, scratch_path("missing")), -ENOENT);
+	assert_int_equal(holder_open(&holder, disk), 0);
+	before = holder.pid;
+	assert_int_equal(holder_open(&holder, disk), 0);
+	assert_int_equal(holder.pid, before);
+	assert_int_equal(kill(before, SIGKILL), 0);
+	assert_int_equal(holder_sync(&holder, disk), 0);
+	assert_int_not_equal(holder.pid, before);
+	assert_int_equal(kill(before, 0), -1);
+	holder_end(&holder);
+	holder_end(&holder);
 }
 
 /* A process that has ended; it is waited for. */
@@ -320,6 +345,7 @@ int main(void)
 		cmocka_unit_test(test_errors_are_answered),
 		cmocka_unit_test(test_what_is_no_request_ends_it),
 		cmocka_unit_test(test_a_partition_that_is_gone_loses_nothing),
+		cmocka_unit_test(test_who_holds_a_disk_is_replaced),
 		cmocka_unit_test(test_whose_disk_it_is),
 		cmocka_unit_test(test_the_end_is_read_behind_what_is_not_answered),
 	};

@@ -18,13 +18,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from guest import BUILD, LIMIT, MIB, RELEASE, read, requests, run, start_verify, suspended, through_mapper
+from guest import BUILD, LIMIT, MIB, RELEASE, mapped, read, requests, run, start_verify, suspended, through_mapper
 from waiting import stop, thread_states, wait_until
 
 BUSE = Path(BUILD, "buse/userblk-buse")
 NVME = os.environ["LAB_NVME"]
 
 CGROUP = Path("/sys/fs/cgroup/buse-test")
+
+tells_who = pytest.mark.skipif(RELEASE == "bullseye", reason="kernel: it does not tell who has connected an nbd disk")
 
 Server = subprocess.Popen[str]
 Start = Callable[..., tuple[Server, str]]
@@ -81,10 +83,14 @@ def await_gone(disk: str) -> None:
     wait_until("the disk is gone", lambda: not size(disk) and not pid.exists(), LIMIT)
 
 
+def child_of(server: Server, name: str) -> int:
+    """buse-guard disconnects the disk when the server has been killed; buse-holder has it open."""
+    (child,) = (pid for pid in children_of(server.pid) if Path(f"/proc/{pid}/comm").read_text() == f"{name}\n")
+    return child
+
+
 def guard_of(server: Server) -> int:
-    """The process that disconnects the disk when the server has been killed."""
-    (guard,) = children_of(server.pid)
-    return guard
+    return child_of(server, "buse-guard")
 
 
 def processes_that_hang() -> list[str]:
@@ -125,6 +131,11 @@ def has(text: bytes) -> bool:
     """Does the device begin with it? pytest would look for the differences for minutes."""
     with open(NVME, "rb") as stream:
         return stream.read(len(text)) == text
+
+
+def hanging_threads(pid: int) -> int:
+    """Those of a process and its children that wait in the kernel where no signal reaches them."""
+    return sum(thread_states(one).count("D") for one in (pid, *children_of(pid)))
 
 
 @contextmanager
@@ -396,7 +407,7 @@ def test_killed_while_its_device_hangs(start: Start) -> None:
             with open(disk, "r+b", buffering=0) as stream:
                 stream.write(bytes(MIB))
                 server.send_signal(signal.SIGTERM)
-                wait_until("it hangs", lambda: thread_states(server.pid).count("D") == 2, LIMIT)
+                wait_until("it hangs", lambda: hanging_threads(server.pid) == 2, LIMIT)
                 server.kill()
                 with pytest.raises(OSError):
                     os.fsync(stream.fileno())
@@ -428,7 +439,23 @@ def test_an_end_of_its_guard_ends_it(start: Start) -> None:
     assert has(text)
 
 
-@pytest.mark.skipif(RELEASE == "bullseye", reason="kernel: it does not tell who has connected an nbd disk")
+def test_an_end_of_its_holder_loses_nothing(start: Start) -> None:
+    server, disk = start("passthrough", f"file={NVME}")
+    text = os.urandom(MIB)
+    with open(disk, "r+b", buffering=0) as stream:
+        stream.write(text)
+        os.kill(child_of(server, "buse-holder"), signal.SIGTERM)  # as systemd, which sends it to all
+        os.kill(child_of(server, "buse-holder"), signal.SIGKILL)
+        time.sleep(1.0)
+        assert server.poll() is None and not has(text)
+        server.send_signal(signal.SIGTERM)
+        code, errors = ended(server)
+        assert code == 0 and "lost" not in errors, errors
+    await_gone(disk)
+    assert has(text)
+
+
+@tells_who
 @pytest.mark.parametrize("named", [False, True], ids=["any", "named"])
 def test_killed_with_its_guard(start: Start, named: bool) -> None:
     """The next server ends what still waits."""
@@ -449,6 +476,40 @@ def test_killed_with_its_guard(start: Start, named: bool) -> None:
     has_failed(load)
     await_end_of_all(disk)
     assert start(f"--disk={disk}", "null", f"size={MIB}")[1] == disk
+
+
+@tells_who
+def test_killed_with_its_guard_while_it_writes_back(start: Start) -> None:
+    """As systemd does it. What is sent later fails at once, and the next server ends what was sent before."""
+    run(["modprobe", "dm-delay"])
+    table = f"0 {size(NVME) // 512} delay {NVME} 0 0 {NVME} 0 200"  # ms for each write
+    with mapped("slow", table) as slow:
+        server, disk = start("passthrough", f"file={slow}")
+        with open(disk, "r+b", buffering=0) as stream, grouped(server):
+            stream.write(bytes(64 * MIB))
+            server.send_signal(signal.SIGTERM)
+            wait_until("it writes back", lambda: hanging_threads(server.pid) == 2, LIMIT)
+            (CGROUP / "cgroup.kill").write_text("1")
+            wait_until("the server has ended", lambda: server.poll() is not None, 60)
+            argv = ["dd", f"if={disk}", "of=/dev/null", "bs=4k", "count=1", "skip=65536", "iflag=direct"]
+            assert "rror" in run(["timeout", "-s", "KILL", "60", *argv], expect=1)
+            run(["timeout", "5", BUSE, "null", f"size={MIB}"], expect=None)
+            wait_until("the group is empty", lambda: not (CGROUP / "cgroup.procs").read_text(), 60)
+    await_end_of_all(disk)
+    assert start(f"--disk={disk}", "null", f"size={MIB}")[1] == disk
+
+
+@tells_who
+def test_killed_with_its_guard_and_dirty_pages(start: Start) -> None:
+    """The last process that closes the disk writes them back."""
+    server, disk = start("passthrough", f"file={NVME}")
+    with grouped(server):
+        with open(disk, "r+b", buffering=0) as stream:
+            stream.write(bytes(64 * MIB))
+        (CGROUP / "cgroup.kill").write_text("1")
+        wait_until("the server has ended", lambda: server.poll() is not None, 60)
+        assert start(f"--disk={disk}", "null", f"size={MIB}")[1] == disk
+    assert not processes_that_hang()
 
 
 def test_a_named_disk_may_be_open_for_a_moment(start: Start) -> None:
