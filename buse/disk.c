@@ -102,8 +102,10 @@ static bool is_left(int index, const char *identity)
 }
 
 /*
- * Disconnects all such disks, whose users may still wait for an answer. Returns a lock to close
- * once our own is connected, lest another start takes that for one of them; negative: none.
+ * Disconnects all such disks, whose users may still wait for an answer. This holds up all programs
+ * that use generic netlink while a request is being sent: not forever, since nobody has the other
+ * end. Returns a lock to close once our own is connected, lest another start takes that for one of
+ * them; negative: none.
  */
 static int clear_left(struct disk *d, const char *identity)
 {
@@ -197,9 +199,12 @@ static int connect_disk(struct disk *d, struct netlink_disk *wish)
 	lock = clear_left(d, NULL);
 	r = wish->index < 0 ? guard_connect(&d->guard, wish) : connect_named(d, wish);
 	close_file(&lock);
-	if (r == -ECHILD)
-		/* The guard has been killed, perhaps after it had connected the disk. */
+	if (r == -ECHILD) {
+		/* The guard has been killed, perhaps after it had connected the disk, whose
+		 * requests nobody reads. */
+		shutdown(d->sockets[1], SHUT_RDWR);
 		clear_left(d, wish->identity);
+	}
 	if (r < 0)
 		return r;
 	d->index = r;

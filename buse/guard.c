@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -211,15 +212,31 @@ void guard_identity(const struct guard *g, char *text, size_t size)
 	snprintf(text, size, "userblk-buse %d %d %lu", (int)getpid(), (int)g->pid, namespace());
 }
 
-/* One that has only not been waited for has ended. */
+/*
+ * One that has only not been waited for has ended: it has closed its files. Not so if only its
+ * first thread has ended: another one may hang in the kernel, and has the files of both.
+ */
 static bool lives(int pid)
 {
-	char state;
+	const struct dirent *entry;
+	bool found = false;
+	char path[32];
+	DIR *tasks;
 
 	if (pid <= 0 || (kill(pid, 0) < 0 && errno == ESRCH))
 		return false;
-	state = process_state(pid);
-	return state != 'Z' && state != 'X';
+	snprintf(path, sizeof path, "/proc/%d/task", pid);
+	tasks = opendir(path);
+	if (!tasks)
+		return errno != ENOENT;
+	while (!found && (entry = readdir(tasks)) != NULL) {
+		int thread = atoi(entry->d_name);
+		char state = thread > 0 ? process_state(thread) : 0;
+
+		found = state && state != 'Z' && state != 'X';
+	}
+	closedir(tasks);
+	return found;
 }
 
 enum guard_owner guard_owner(const char *identity)

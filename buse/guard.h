@@ -33,9 +33,9 @@ void guard_dismiss(struct guard *guard);
 void guard_identity(const struct guard *guard, char *text, size_t size);
 enum guard_owner {
 	GUARD_STRANGER, /* or it cannot be seen from here */
-	GUARD_SERVED,
-	GUARD_ENDING, /* the server was killed, and its guard is about to disconnect the disk */
-	GUARD_LEFT,   /* both were killed */
+	GUARD_SERVED,	/* or the server was killed, and a thread of it hangs in the kernel */
+	GUARD_ENDING,	/* the server was killed, and its guard is about to disconnect the disk */
+	GUARD_LEFT,	/* both were killed, and nobody has the server's end of the connection */
 };
 /* Whose disk has such an identity? */
 enum guard_owner guard_owner(const char *identity);

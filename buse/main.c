@@ -218,6 +218,8 @@ static int serve_device(
 	r = -pthread_create(&thread, NULL, run, &server);
 	if (r < 0) {
 		warnx("cannot start a thread: %s", strerror(-r));
+		/* The disk goes without waiting for a server. */
+		shutdown(server.socket, SHUT_RDWR);
 		return EXIT_FAILURE;
 	}
 	code = serve_disk(disk, &server, o, set);

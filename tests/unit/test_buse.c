@@ -11,11 +11,13 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "buse/guard.h"
 #include "buse/holder.h"
 #include "buse/serve.h"
+#include "programs/process_state.h"
 #include "tests/unit/support.h"
 
 #define MIB  (1u << 20)
@@ -281,6 +283,32 @@ static int dead(void)
 	return pid;
 }
 
+static void *stay(void *opaque)
+{
+	(void)opaque;
+	for (;;)
+		pause();
+	return NULL;
+}
+
+/* A process whose first thread has ended, and another one not. */
+static pid_t headless(void)
+{
+	pthread_t thread;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		alarm(60);
+		if (pthread_create(&thread, NULL, stay, NULL) != 0)
+			_exit(1);
+		pthread_exit(NULL);
+	}
+	for (int i = 0; i < 1000 && process_state(pid) != 'Z'; i++)
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+	assert_int_equal(process_state(pid), 'Z');
+	return pid;
+}
+
 static void test_whose_disk_it_is(void **state)
 {
 	struct guard guard = {.pid = getppid()};
@@ -288,7 +316,7 @@ static void test_whose_disk_it_is(void **state)
 	char *text = disk.identity, other[64];
 	unsigned long space;
 	int killed = dead();
-	pid_t zombie = fork();
+	pid_t zombie = fork(), hanging;
 
 	(void)state;
 	if (zombie == 0)
@@ -303,6 +331,12 @@ static void test_whose_disk_it_is(void **state)
 	assert_int_equal(guard_owner(other), GUARD_LEFT);
 	snprintf(other, sizeof other, "userblk-buse %d %d %lu", (int)zombie, killed, space);
 	assert_int_equal(guard_owner(other), GUARD_LEFT);
+	/* Its files are open. */
+	hanging = headless();
+	snprintf(other, sizeof other, "userblk-buse %d %d %lu", (int)hanging, killed, space);
+	assert_int_equal(guard_owner(other), GUARD_SERVED);
+	assert_int_equal(kill(hanging, SIGKILL), 0);
+	assert_int_equal(waitpid(hanging, NULL, 0), hanging);
 	/* Where numbers are those of other processes; and what others have connected. */
 	snprintf(other, sizeof other, "userblk-buse %d %d %lu", killed, killed, space + 1);
 	assert_int_equal(guard_owner(other), GUARD_STRANGER);

@@ -154,6 +154,10 @@ def grouped(server: Server) -> Iterator[None]:
         CGROUP.rmdir()
 
 
+def size_of_group() -> int:
+    return len((CGROUP / "cgroup.threads").read_text().split())
+
+
 def ended(server: Server) -> tuple[int, str]:
     _, errors = server.communicate(timeout=LIMIT)
     return server.returncode, errors
@@ -510,6 +514,29 @@ def test_killed_with_its_guard_and_dirty_pages(start: Start) -> None:
         wait_until("the server has ended", lambda: server.poll() is not None, 60)
         assert start(f"--disk={disk}", "null", f"size={MIB}")[1] == disk
     assert not processes_that_hang()
+
+
+@tells_who
+def test_killed_with_its_guard_while_its_device_hangs(start: Start) -> None:
+    """A disconnect would wait for the device, and with it all programs that use generic netlink."""
+    with through_mapper("below") as below:
+        server, disk = start("passthrough", f"file={below}")
+        load = start_load(disk, "--rw=randwrite", "--bs=256k", "--iodepth=64", "--numjobs=2")
+        guard = guard_of(server)
+        with grouped(server), suspended("below"):
+            wait_until("it hangs", lambda: hanging_threads(server.pid), LIMIT)
+            time.sleep(2.0)  # the socket becomes full
+            (CGROUP / "cgroup.kill").write_text("1")
+            wait_until("all that can has ended", lambda: not is_running(guard) and size_of_group() <= 1, 60)
+            text = run(["timeout", "-s", "KILL", "60", BUSE, f"--disk={disk}", "null", f"size={MIB}"], expect=2)
+            assert "in use" in text
+            other, second = start("null", f"size={MIB}")
+            assert second != disk
+            other.send_signal(signal.SIGTERM)
+            assert ended(other) == (0, "")
+        run(["timeout", "5", BUSE, "null", f"size={MIB}"], expect=None)
+        has_failed(load)
+    await_end_of_all(disk)
 
 
 def test_a_named_disk_may_be_open_for_a_moment(start: Start) -> None:
