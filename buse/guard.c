@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -142,6 +143,9 @@ int guard_start(struct guard *g, int socket)
 	g->pid = 0;
 	if (!life)
 		return -ENOMEM;
+	/* A thread that dumps core first waits for the others, which may hang, and gives up its
+	 * mutex after that. */
+	prctl(PR_SET_DUMPABLE, 0);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, control) < 0)
 		return -errno;
 	server = getpid();

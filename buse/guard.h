@@ -18,7 +18,8 @@ struct guard {
 
 /*
  * Starts the process, which has no files of ours but the kernel's end of the connection. To be
- * called before there are threads; it starts one. 0 or negative errno.
+ * called before there are threads; it starts one. From then on, no signal makes us dump core. 0 or
+ * negative errno.
  */
 int guard_start(struct guard *guard, int socket);
 /* netlink_connect() there: the disk is disconnected when this process has been killed, even in the

@@ -403,7 +403,8 @@ def test_killed_while_its_disk_is_mounted(start: Start, mountpoint: Path) -> Non
     await_end_of_all(disk)
 
 
-def test_killed_while_its_device_hangs(start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
+def test_killed_while_its_device_hangs(start: Start, number: int) -> None:
     """In the middle of a write-back, and with a thread that no signal ends."""
     with through_mapper("below") as below:
         server, disk = start("passthrough", f"file={below}")
@@ -412,7 +413,9 @@ def test_killed_while_its_device_hangs(start: Start) -> None:
                 stream.write(bytes(MIB))
                 server.send_signal(signal.SIGTERM)
                 wait_until("it hangs", lambda: hanging_threads(server.pid) == 2, LIMIT)
-                server.kill()
+                guard = guard_of(server)
+                server.send_signal(number)
+                wait_until("the disk is disconnected", lambda: not is_running(guard), 60)
                 with pytest.raises(OSError):
                     os.fsync(stream.fileno())
         server.wait(LIMIT)
