@@ -27,6 +27,9 @@
 /* More than the kernel can have. */
 #define NO_SUCH_INDEX (1 << 20)
 
+/* Only root can open it, and so nobody else lock it. */
+#define LOCK "/run/userblk-buse.lock"
+
 /* For how long a disk may take to get its node and its size. */
 #define THERE_LIMIT_MS 10000
 /* For how long another program may have a free node open, as udev has each for a moment. */
@@ -120,7 +123,7 @@ static int clear_left(struct disk *d, const char *identity)
 		if (!is_left(index, identity))
 			continue;
 		if (lock < 0) {
-			lock = open("/dev", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+			lock = open(LOCK, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
 			if (lock < 0 || flock(lock, LOCK_EX) < 0)
 				break;
 		}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import random
@@ -462,6 +463,19 @@ def test_an_end_of_its_holder_loses_nothing(start: Start) -> None:
     assert has(text)
 
 
+@contextmanager
+def locked_by_a_user(*directories: str) -> Iterator[None]:
+    """Anybody may lock what they may open."""
+    descriptors = [os.open(directory, os.O_RDONLY) for directory in directories]
+    for descriptor in descriptors:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
 @tells_who
 @pytest.mark.parametrize("named", [False, True], ids=["any", "named"])
 def test_killed_with_its_guard(start: Start, named: bool) -> None:
@@ -478,9 +492,10 @@ def test_killed_with_its_guard(start: Start, named: bool) -> None:
     time.sleep(1.0)
     assert load.poll() is None
     words = ("timeout", "5", str(BUSE), "null", f"size={MIB}", *([f"--disk={disk}"] if named else []))
-    # Refused while fio has it open, and else ended by timeout(1).
-    run(words, expect=None)
-    has_failed(load)
+    with locked_by_a_user("/dev", "/run"):
+        # Refused while fio has it open, and else ended by timeout(1).
+        run(words, expect=None)
+        has_failed(load)
     await_end_of_all(disk)
     assert start(f"--disk={disk}", "null", f"size={MIB}")[1] == disk
 
