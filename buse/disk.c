@@ -100,8 +100,8 @@ static bool is_left(int index, const char *identity)
 {
 	char of[sizeof((struct netlink_disk *)0)->identity];
 
-	return sysfs_text(index, "backend", of, sizeof of) &&
-	       (guard_owner(of) == GUARD_LEFT || (identity && strcmp(of, identity) == 0));
+	return (identity && netlink_is(index, identity)) ||
+	       (sysfs_text(index, "backend", of, sizeof of) && guard_owner(of) == GUARD_LEFT);
 }
 
 /*
@@ -198,7 +198,8 @@ static int connect_disk(struct disk *d, struct netlink_disk *wish)
 
 	if (r < 0)
 		return r;
-	guard_identity(&d->guard, wish->identity, sizeof wish->identity);
+	guard_identity(&d->guard, d->identity, sizeof d->identity);
+	memcpy(wish->identity, d->identity, sizeof wish->identity);
 	lock = clear_left(d, NULL);
 	r = wish->index < 0 ? guard_connect(&d->guard, wish) : connect_named(d, wish);
 	close_file(&lock);
@@ -211,6 +212,7 @@ static int connect_disk(struct disk *d, struct netlink_disk *wish)
 	if (r < 0)
 		return r;
 	d->index = r;
+	d->shown = netlink_is(r, d->identity);
 	snprintf(d->path, sizeof d->path, "/dev/nbd%d", r);
 	return 0;
 }
@@ -320,8 +322,10 @@ void disk_disconnect(struct disk *d)
 {
 	if (d->index < 0)
 		return;
-	/* The server ends all the same. */
-	if (netlink_disconnect(&d->netlink, d->index) < 0)
+	/* Not if somebody has disconnected it, and another has connected it since. The server ends
+	 * all the same. */
+	if ((d->shown && !netlink_is(d->index, d->identity)) ||
+		netlink_disconnect(&d->netlink, d->index) < 0)
 		shutdown(d->sockets[1], SHUT_RDWR);
 	d->index = -1;
 }

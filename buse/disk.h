@@ -13,7 +13,9 @@
 
 struct disk {
 	char path[32];
-	int index;	/* N of /dev/nbdN; negative: not connected */
+	int index;  /* N of /dev/nbdN; negative: not connected */
+	bool shown; /* the kernel shows its identity: since Linux 5.14, if there is a sysfs */
+	char identity[sizeof((struct netlink_disk *)0)->identity];
 	int sockets[2]; /* the kernel's end, which the guard has; ours */
 	uint64_t size;	/* bytes, whole blocks */
 	struct guard guard;

@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -17,7 +16,6 @@
 
 #include "buse/child.h"
 #include "buse/guard.h"
-#include "buse/sysfs.h"
 #include "programs/end_signals.h"
 #include "programs/io_flusher.h"
 #include "programs/process_state.h"
@@ -84,18 +82,18 @@ static _Noreturn void guard(int control, int socket, struct life *life)
 {
 	struct netlink netlink = {0};
 	struct netlink_disk disk;
-	char identity[sizeof disk.identity];
+	bool shown;
 
 	settle(control, socket);
 	if (!obey(&netlink, control, socket, &disk))
 		_exit(0);
+	shown = netlink_is(disk.index, disk.identity);
 	pthread_mutex_lock(&life->held);
 	/* First: what is being sent would wait for a server's thread that hangs in the kernel, and
 	 * our call, and with it all of generic netlink, for that. */
 	shutdown(socket, SHUT_RDWR);
 	/* Not if somebody has disconnected it, and another has connected it since. */
-	if (!sysfs_text(disk.index, "backend", identity, sizeof identity) ||
-		strcmp(identity, disk.identity) == 0)
+	if (!shown || netlink_is(disk.index, disk.identity))
 		netlink_disconnect(&netlink, disk.index);
 	_exit(0);
 }

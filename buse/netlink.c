@@ -6,9 +6,10 @@
 #include <netlink/genl/ctrl.h>
 #include <netlink/genl/genl.h>
 #include <netlink/socket.h>
-#include <stdbool.h>
+#include <string.h>
 
 #include "buse/netlink.h"
+#include "buse/sysfs.h"
 
 /* Newer than some of the kernel's headers; kernels that do not know it ignore it. */
 #define ATTR_BACKEND_IDENTIFIER 10
@@ -136,4 +137,11 @@ int netlink_disconnect(struct netlink *netlink, int index)
 		return -ENOMEM;
 	}
 	return ask(netlink, message, &index);
+}
+
+bool netlink_is(int index, const char *identity)
+{
+	char of[sizeof((struct netlink_disk *)0)->identity];
+
+	return sysfs_text(index, "backend", of, sizeof of) && strcmp(of, identity) == 0;
 }

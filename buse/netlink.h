@@ -3,6 +3,7 @@
 #ifndef USERBLK_BUSE_NETLINK_H
 #define USERBLK_BUSE_NETLINK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct nl_sock;
@@ -30,6 +31,8 @@ int netlink_connect(struct netlink *netlink, const struct netlink_disk *disk, in
 /* Requests to the disk fail from now on, and it goes with its last user. 0 or negative errno; also
  * 0 if it was not connected. */
 int netlink_disconnect(struct netlink *netlink, int index);
+/* Does the kernel show that the disk of this number has this identity? */
+bool netlink_is(int index, const char *identity);
 void netlink_close(struct netlink *netlink);
 
 #endif

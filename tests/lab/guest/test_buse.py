@@ -344,6 +344,34 @@ def test_disconnected_by_another(start: Start) -> None:
     await_gone(disk)
 
 
+@tells_who
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGKILL], ids=["server", "guard"])
+def test_a_disk_of_another_with_its_number_is_left_alone(start: Start, tmp_path: Path, number: int) -> None:
+    """It was connected by ioctl, so that the kernel shows no identity of it at all."""
+    server, disk = start("null", f"size={MIB}")
+    guard = guard_of(server)
+    stop(server.pid)
+    run(["nbd-client", "-d", disk])
+    os.kill(child_of(server, "buse-holder"), signal.SIGKILL)
+    await_gone(disk)
+    place = tmp_path / "socket"
+    other = subprocess.Popen(["nbdkit", "-f", "-U", str(place), "memory", "2M"])
+    try:
+        wait_until("nbdkit listens", place.exists, process=other)
+        run(["nbd-client", "-nonetlink", "-unix", place, disk])
+        wait_until("it has its size", lambda: size(disk) == 2 * MIB)
+        assert len(read(disk, 0, 4096)) == 4096
+        server.send_signal(number)
+        server.wait(LIMIT)
+        wait_until("the guard has ended", lambda: not is_running(guard), LIMIT)
+        assert size(disk) == 2 * MIB and len(read(disk, 0, 4096)) == 4096
+        run(["nbd-client", "-d", disk])
+        await_gone(disk)
+    finally:
+        other.terminate()
+        other.wait(LIMIT)
+
+
 def test_ended_by_the_number_that_the_kernel_shows(start: Start) -> None:
     server, disk = start("null", f"size={MIB}")
     os.kill(int(Path("/sys/block", Path(disk).name, "pid").read_text()), signal.SIGTERM)
