@@ -299,8 +299,12 @@ class Vduse(Framework):
             raise BringUpError(f"{node} exists already: another server runs")
         below = f"driver=null-co,node-name=below,size={SIZE},read-zeroes=on"
         export = f"type=vduse-blk,id=export,node-name=below,name={name},writable=on"
-        server = self.spawn(number, "qemu-storage-daemon", "--blockdev", below, "--export", export)
-        appears("qemu-storage-daemon is not ready", node.exists, server)
+        pidfile = self.directory / name
+        pidfile.unlink(missing_ok=True)
+        server = self.spawn(
+            number, "qemu-storage-daemon", "--blockdev", below, "--export", export, "--pidfile", str(pidfile)
+        )
+        appears("qemu-storage-daemon is not ready", pidfile.exists, server)  # the node comes before its queues
         self.disks[number] = name
         with self.adding:
             command("vdpa", "dev", "add", "name", name, "mgmtdev", "vduse")

@@ -13,7 +13,7 @@ from ..machine.blockdev import identify, is_there
 from ..machine.teardown import PATIENCE, TeardownError, await_true, undo
 from ..model.config import SystemConfig
 from ..model.parts import KINDS
-from .base import BringUpError, Context, Failure, Layer, Running, await_up, expect_size, set_queue, settle
+from .base import BringUpError, Context, Failure, Layer, Running, await_up, expect_size, scratch, set_queue, settle
 
 MODULES = ("vduse", "virtio_vdpa", "virtio_blk")
 
@@ -88,8 +88,10 @@ def up(context: Context) -> Running:
         f"logical-block-size={device.logical_block_size}"
     )
     teardown.push("destroy_vduse", name=NAME)
-    server = recorder.spawn(["qemu-storage-daemon", "--blockdev", below, "--export", export], teardown=teardown)
-    await_up("qemu-storage-daemon is not ready", node.exists, server)
+    pidfile = scratch(teardown) / "pid"
+    argv = ["qemu-storage-daemon", "--blockdev", below, "--export", export, "--pidfile", str(pidfile)]
+    server = recorder.spawn(argv, teardown=teardown)
+    await_up("qemu-storage-daemon is not ready", pidfile.exists, server)  # the node comes before its queues
     teardown.push("remove_vdpa", name=NAME)
     recorder.run(["vdpa", "dev", "add", "name", NAME, "mgmtdev", "vduse"], timeout=PATIENCE)
     await_up("the virtio disk does not appear", lambda: bool(disk_of(NAME)), server)

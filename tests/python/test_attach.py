@@ -25,9 +25,30 @@ from userblk.harness.machine.teardown import TeardownError
 from userblk.harness.model.config import load_suite, load_system
 from userblk.harness.systems import attach as systems
 from userblk.harness.systems import lio
-from userblk.harness.systems.attach import BLOCK, Framework, Nbd, Tcmu, cycle, main
+from userblk.harness.systems.attach import BLOCK, Framework, Nbd, Tcmu, Vduse, cycle, main
 from userblk.harness.systems.base import BringUpError
 from waiting import wait_until
+
+
+def test_vduse_is_added_when_its_server_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node comes before its queues, until when the kernel refuses it."""
+    ready = f'for last; do :; done; sleep 0.2; touch "$last" {tmp_path}/is-ready'
+    scripts = {
+        "qemu-storage-daemon": f"touch {tmp_path}/attach0\n{ready}\nexec sleep 1000",
+        "vdpa": f"test -e {tmp_path}/is-ready",
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(systems, "CONTROL", tmp_path / "control")
+    monkeypatch.setattr(systems, "vduse_disk", lambda name: f"/dev/{name}")
+    (tmp_path / "own").mkdir()
+    framework = Vduse("", tmp_path / "own")
+    try:
+        assert framework.start(0) == "/dev/attach0"
+    finally:
+        framework.end_server(0)
 
 
 def test_loop_devices_go_with_their_disks(tmp_path: Path) -> None:

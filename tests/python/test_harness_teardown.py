@@ -596,8 +596,10 @@ def test_a_vduse_device_goes_whose_server_ended_before_it_could(
     """Its server ends with a killed runner, and cannot remove it then, as the kernel's disk is still there."""
     kernel_of_vduse(tmp_path, monkeypatch)
     daemon, vdpa = tmp_path / "qemu-storage-daemon", tmp_path / "vdpa"
-    daemon.write_text(f"#!/bin/sh\ntouch {tmp_path}/{vduse.NAME}\nexec sleep 1000\n")
-    vdpa.write_text("#!/bin/sh\nexit 1\n")
+    # The last word is the file that says that it is ready.
+    ready = f'for last; do :; done; sleep 0.2; touch "$last" {tmp_path}/is-ready'
+    daemon.write_text(f"#!/bin/sh\ntouch {tmp_path}/{vduse.NAME}\n{ready}\nexec sleep 1000\n")
+    vdpa.write_text(f"#!/bin/sh\ntest -e {tmp_path}/is-ready && echo refused >&2\nexit 1\n")
     for program in (daemon, vdpa):
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -605,7 +607,7 @@ def test_a_vduse_device_goes_whose_server_ended_before_it_could(
     context = Context(
         load_system("vduse-null"), NO_DEVICE, 1 << 20, "b", Recorder(tmp_path / "r"), stack, ExitStack()
     )  # fmt: skip
-    with pytest.raises(CommandError, match="vdpa dev add"):
+    with pytest.raises(CommandError, match="vdpa dev add.*refused"):  # asked when the server was ready
         vduse.up(context)
     with pytest.raises(BringUpError, match=f"{tmp_path}/{vduse.NAME} exists already"):
         vduse.up(context)
