@@ -102,6 +102,7 @@ struct backend_backing {
 	uint64_t offset;	   /* in the file */
 	uint32_t memory_alignment; /* bytes that addresses must be aligned to */
 	int rwf;		   /* RWF_ flags, as of pwritev2(2) */
+	bool is_scheduled;	   /* by an I/O scheduler of the disk, when it was opened */
 };
 
 /* One run of equal state, as backend_extents() reports it. */

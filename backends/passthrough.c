@@ -325,8 +325,10 @@ static int passthrough_get_backing(
 
 	if (request->offset % p->block || request->length % p->block)
 		return -EOPNOTSUPP;
-	*backing = (struct backend_backing){
-		.fd = p->fd, .offset = request->offset, .memory_alignment = p->memory};
+	*backing = (struct backend_backing){.fd = p->fd,
+		.offset = request->offset,
+		.memory_alignment = p->memory,
+		.is_scheduled = p->is_scheduled};
 	if (request->flags & BACKEND_FUA) {
 		/* As in write_durably(), but nothing can be locked. */
 		if (has_cache(p) || p->is_cached || !p->has_dsync || atomic_load(&p->flush_error))

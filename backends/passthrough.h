@@ -36,11 +36,12 @@ struct passthrough {
 	char *file;
 	bool created, extended; /* by the open; undone by the close, unless it was started */
 	bool is_device;
-	bool is_stacked;       /* on overlayfs, which asks the file system below only in a sync */
-	dev_t disk;	       /* the device itself or the one below the file; may be anonymous */
-	uint32_t sector;       /* logical block size of a device; 1 for a file */
-	uint32_t block;	       /* what info tells: of direct I/O, or sector */
-	uint32_t memory;       /* alignment of addresses, for direct I/O; otherwise 1 */
+	bool is_scheduled; /* by an I/O scheduler, which gets direct I/O of a device as it comes */
+	bool is_stacked;   /* on overlayfs, which asks the file system below only in a sync */
+	dev_t disk;	   /* the device itself or the one below the file; may be anonymous */
+	uint32_t sector;   /* logical block size of a device; 1 for a file */
+	uint32_t block;	   /* what info tells: of direct I/O, or sector */
+	uint32_t memory;   /* alignment of addresses, for direct I/O; otherwise 1 */
 	struct direct *direct; /* NULL with direct=off */
 	struct backend_info info;
 	pthread_mutex_t seek_lock; /* the file offset, which lseek() needs and nothing else uses */

@@ -58,6 +58,21 @@ uint64_t passthrough_queue_limit(dev_t disk, const char *name, uint64_t otherwis
 	return value;
 }
 
+/* Has the disk an I/O scheduler? Its file has all names, the chosen one in brackets; with none, it
+ * may lack these. */
+static bool has_scheduler(dev_t disk)
+{
+	FILE *file = open_queue(disk, "scheduler");
+	char names[128];
+	bool has;
+
+	if (!file)
+		return false;
+	has = fgets(names, sizeof names, file) && strchr(names, '[') && !strstr(names, "[none]");
+	fclose(file);
+	return has;
+}
+
 /* Does it take writes only where the last one in the same zone has ended? */
 static bool is_host_managed(dev_t disk)
 {
@@ -508,6 +523,7 @@ static void learn_limits(struct passthrough *p)
 	info->block_size = p->block;
 	info->preferred_size = power_of_two_up_to(preferred);
 	info->max_request = p->direct ? DIRECT_BUFFER_SIZE : 1u << 30;
+	p->is_scheduled = p->is_device && p->direct && has_scheduler(p->disk);
 	info->rotational = passthrough_queue_limit(p->disk, "rotational", 0) != 0;
 	/* The page cache has copies. Where no disk is known, as on btrfs, it may be needed. */
 	info->stable_writes = p->direct && passthrough_queue_limit(p->disk, "stable_writes", 1);

@@ -69,6 +69,50 @@ static void test_device_limits(void **state)
 	refused(-EINVAL, "size is 0; insert a medium or connect the device", device);
 }
 
+/* False: the disk cannot have this one. */
+static bool choose_scheduler(const char *device, const char *name)
+{
+	char path[128];
+	FILE *file;
+	bool taken;
+
+	snprintf(path, sizeof path, "/sys/block/%s/queue/scheduler", device + strlen("/dev/"));
+	file = fopen(path, "w");
+	if (!file)
+		return false;
+	taken = fputs(name, file) >= 0;
+	return fclose(file) == 0 && taken;
+}
+
+static bool is_scheduled(const char *device, const char *more)
+{
+	struct backend_request r = {.op = BACKEND_READ, .length = 4096};
+	struct backend_backing m;
+	struct device d;
+
+	device_open(&d, &passthrough_backend, "%s%s", device, more);
+	assert_int_equal(backend_get_backing(d.backend, &r, &m), 0);
+	device_close(&d);
+	return m.is_scheduled;
+}
+
+static void test_scheduler(void **state)
+{
+	char device[64];
+
+	(void)state;
+	loop_attach(scratch_file("disk", SIZE), 4096, device, sizeof device);
+	if (!choose_scheduler(device, "mq-deadline")) {
+		loop_detach(device);
+		skip_test("kernel: %s cannot have the scheduler mq-deadline", device);
+	}
+	assert_true(is_scheduled(device, ""));
+	assert_false(is_scheduled(device, ";direct=off"));
+	assert_true(choose_scheduler(device, "none"));
+	assert_false(is_scheduled(device, ""));
+	loop_detach(device);
+}
+
 /* Partitions find their limits in the disk's directory. */
 static void test_partition(void **state)
 {
@@ -393,6 +437,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_device_limits),
+		cmocka_unit_test(test_scheduler),
 		cmocka_unit_test(test_partition),
 		cmocka_unit_test(test_zero_and_page_cache),
 		cmocka_unit_test(test_refused_zero_and_page_cache),
