@@ -8,7 +8,7 @@
 /*
  * A line to standard error, after the program's name. serves: there is a disk, which may not wait
  * for the reader of the line: to syslog if nobody reads it there at once. From any thread.
- * priority: syslog's.
+ * priority: syslog's; also the journal's, if that is standard error.
  */
 void ublk_message(bool serves, int priority, const char *line);
 

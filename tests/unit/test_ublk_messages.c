@@ -2,8 +2,11 @@
 /* Where the messages of a ublk server go. The system's log is the test's. */
 #include <fcntl.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <syslog.h>
 #include <unistd.h>
 
@@ -71,6 +74,31 @@ static void test_a_line_that_is_read_is_not_logged(void **state)
 	close(ends[1]);
 }
 
+static void test_the_journal_gets_the_priority(void **state)
+{
+	char stream[64], text[64] = "";
+	struct stat st;
+	int ends[2];
+
+	(void)state;
+	assert_int_equal(pipe(ends), 0);
+	assert_int_equal(fstat(ends[1], &st), 0);
+	snprintf(stream, sizeof stream, "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+	setenv("JOURNAL_STREAM", stream, 1);
+	tell(ends[1], true);
+	assert_true(read(ends[0], text, sizeof text - 1) > 0);
+	assert_string_equal(text, "<3>userblk-ublk: line\n");
+	/* A program of the unit may have given this one another standard error. */
+	setenv("JOURNAL_STREAM", "1:2", 1);
+	memset(text, 0, sizeof text);
+	tell(ends[1], true);
+	assert_true(read(ends[0], text, sizeof text - 1) > 0);
+	assert_string_equal(text, "userblk-ublk: line\n");
+	unsetenv("JOURNAL_STREAM");
+	close(ends[0]);
+	close(ends[1]);
+}
+
 static void test_a_line_that_nobody_reads_is_logged(void **state)
 {
 	int null = open("/dev/null", O_WRONLY), ends[2];
@@ -112,6 +140,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_a_line_that_is_read_is_not_logged),
+		cmocka_unit_test(test_the_journal_gets_the_priority),
 		cmocka_unit_test(test_a_line_that_nobody_reads_is_logged),
 		cmocka_unit_test(test_a_reader_that_does_not_read_is_not_waited_for),
 	};
