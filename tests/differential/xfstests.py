@@ -184,7 +184,7 @@ SYSTEMS: dict[str, System] = {
 def enter_namespace() -> None:
     """Goes on in a mount namespace with the users of xfstests; all else is as before."""
     if os.environ.get(INSIDE) != "1":
-        argv = ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv]
+        argv = ["unshare", "--mount", "--propagation", "slave", sys.executable, *sys.argv]
         os.execvpe(argv[0], argv, os.environ | {INSIDE: "1"})
     with tempfile.TemporaryDirectory() as directory:
         for file, line in (("passwd", "{0}:*:{1}:{1}::/tmp:/bin/bash\n"), ("group", "{0}:x:{1}:\n")):

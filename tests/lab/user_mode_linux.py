@@ -193,7 +193,7 @@ def main() -> int:
     if lacking := [name for name in NEEDED if not shutil.which(name)]:
         parser.error(f"needs {', '.join(lacking)}: run apt-get install bison flex gcc make kmod util-linux")
     if os.environ.get(INSIDE) != "1":
-        argv = ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv]
+        argv = ["unshare", "--mount", "--propagation", "slave", sys.executable, *sys.argv]
         os.execvpe(argv[0], argv, os.environ | {INSIDE: "1"})
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     return run_in(build(args.linux.resolve()), args)
