@@ -161,6 +161,7 @@ static void warns_of_a_public_file(void **state)
 	assert_int_equal(s3_credentials_load(path, NULL, &host, &credentials, &error), 0);
 	assert_int_equal(reported.errors, 1);
 	assert_holds(reported.error, "every user may read it; chmod 600 it");
+	s3_credentials_clear(&credentials);
 	/* Nobody could list a directory then. */
 	assert_int_equal(s3_credentials_load("/usr", NULL, &host, &credentials, &error), -EISDIR);
 	assert_int_equal(reported.errors, 1);
